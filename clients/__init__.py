@@ -1,0 +1,1 @@
+"""Client halves of the methods: one ``ClientApp`` a file."""

@@ -1,0 +1,36 @@
+"""Small helpers that several client halves share."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedapps import learner
+from fedapps.learner import Represent, plain
+from fedapps.participant import Participant
+
+
+def task_loss(me: Participant, rows: Tensor, represent: Represent | None = None) -> Tensor:
+    """The participant's own task loss on some of its private rows."""
+    output = learner.forward(me.spec, me.model, me.train, rows, represent or plain(me.model))
+    return learner.task_loss(me.spec, me.model, me.task, me.train, rows, output)
+
+
+def evaluate(me: Participant, represent: Represent | None = None) -> dict[str, float]:
+    """Test metrics of the participant's model on its held-out rows."""
+    known = {} if me.class_mix is None else {"mix": me.class_mix}
+    return learner.score(me.spec, me.model, me.task, me.test, represent, **known)
+
+
+class Means:
+    """Running means of losses, one number each."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, **losses: Tensor) -> None:
+        for name, loss in losses.items():
+            total, count = self.sums.get(name, (0.0, 0))
+            self.sums[name] = total + loss.item(), count + 1
+
+    def result(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self.sums.items()}

@@ -1,0 +1,74 @@
+"""Everything that can be checked before training: does the method fit the scenario, is the data there?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedapps.errors import UserError
+from fedapps.holdings import Holdings
+from fedapps.learner import build_learner
+from fedapps.methods import Method, method
+from fedapps.scenario import Scenario
+from fedapps.settings import Settings
+
+
+def check(settings: Settings, scenario: Scenario, holdings: Holdings) -> Method:
+    """The method of a run; raises ``UserError`` with the first problem."""
+    for problem in problems(settings, scenario, holdings):
+        raise UserError(problem)
+    return method(settings.algo)
+
+
+def problems(settings: Settings, scenario: Scenario, holdings: Holdings) -> Iterator[str]:
+    """One line for each thing that would keep the run from starting."""
+    yield from unmet(settings.algo, scenario)
+    if settings.min_participants > len(scenario.by_name):
+        yield (
+            f"min-participants: {settings.min_participants} asked, scenario {scenario.name} has "
+            f"{len(scenario.by_name)} participants"
+        )
+    yield from _data_problems(settings, scenario, holdings)
+
+
+def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
+    """What a method needs that a scenario does not have."""
+    entry = method(algo)
+    needs, server = entry.needs, scenario.server
+    where = f"{entry.title} cannot run scenario {scenario.name}"
+    if needs.public and (scenario.public is None or server is None):
+        yield f"{where}: it needs `public` data and a `server` task on it"
+        return
+    if server is not None and needs.server_modalities and set(server.modalities) != set(needs.server_modalities):
+        yield f"{where}: its server must have modality {'-'.join(needs.server_modalities)}, not {server.modality}"
+    if server is not None and needs.server_tasks and server.task.name not in needs.server_tasks:
+        yield f"{where}: its server's task must be {' or '.join(needs.server_tasks)}, not {server.task.name}"
+    for participant in scenario.participants:
+        if needs.tasks and participant.task.name not in needs.tasks:
+            yield (
+                f"{where}: participants '{participant.name}' have task {participant.task.name}; it can do "
+                f"{', '.join(needs.tasks)}"
+            )
+
+
+def _data_problems(settings: Settings, scenario: Scenario, holdings: Holdings) -> Iterator[str]:
+    """Missing data, empty partitions, unknown models, tasks and options."""
+    if scenario.public is not None:
+        yield from _error(lambda: holdings.public)
+    if scenario.server is not None:
+        server = scenario.server
+        yield from _error(lambda: build_learner(server, scenario.dim, holdings.server_test, server.test, "check"))
+    for entry in scenario.participants:
+        name = scenario.names(entry)[0]
+        yield from _error(
+            lambda entry=entry, name=name: (
+                holdings.test(name),
+                build_learner(entry, scenario.dim, holdings.train(name), entry.data, "check"),
+            )
+        )
+
+
+def _error(action) -> Iterator[str]:  # type: ignore[no-untyped-def]
+    try:
+        action()
+    except UserError as error:
+        yield str(error)

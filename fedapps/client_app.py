@@ -1,0 +1,117 @@
+"""The ClientApp: opens a message and hands it to the ClientApp of the named method, participant by participant."""
+
+from __future__ import annotations
+
+import copy
+import platform
+import re
+import traceback
+from logging import ERROR
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.logger import log
+
+from fedapps import wire
+from fedapps.code_hash import code_hash, folder
+from fedapps.contract import known_layouts, sizes
+from fedapps.errors import UserError
+from fedapps.holdings import holdings
+from fedapps.methods import method
+from fedapps.participant import pick_device
+from fedapps.scenario import Scenario
+from fedapps.settings import Settings
+
+Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
+
+
+def hosted(context: Context, scenario: Scenario) -> list[str]:
+    """The participants of this node.
+
+    A deployed node names its own (``--node-config 'participant="image-0"'``, several with spaces or commas
+    between them); otherwise node ``p`` of ``n`` hosts participants p, p+n, p+2n, … of the scenario.
+    """
+    names = list(scenario.by_name)
+    if "participant" not in context.node_config:
+        return names[int(context.node_config["partition-id"]) :: int(context.node_config["num-partitions"])]
+    own = re.split(r"[\s,]+", str(context.node_config["participant"]).strip())
+    unknown = [name for name in own if name not in names]
+    if unknown:
+        raise UserError(
+            f"node config: scenario {scenario.name} has no participant '{unknown[0]}' (it has: {', '.join(names)})"
+        )
+    return own
+
+
+def hello(message: Message, context: Context) -> Message:
+    """Who this node hosts, and what the server must know to trust it with the run."""
+    config = message.content.config_records[f"{wire.ALL}/{wire.CONFIG}"]
+    scenario = Scenario.parse(str(config["scenario"]))
+    settings = Settings.parse(str(config["settings"]))
+    held = holdings(str(config["scenario"]), settings.seed, context.node_config.get("data-path"))  # type: ignore[arg-type]
+    names = hosted(context, scenario)
+    answer = ConfigRecord(
+        {
+            "participants": names,
+            "num-examples": [len(held.train(name)) for name in names],
+            "public-hash": held.public_hash,
+            "code-hash": code_hash(),
+            "code-folder": str(folder("fedapps").parent),
+            "device": str(pick_device(settings.device)),
+            "host": platform.node(),
+        }
+    )
+    return Message(RecordDict({wire.CONFIG: answer}), reply_to=message)
+
+
+def answer(name: str, message: Message, context: Context) -> Records:
+    """One participant's answer: its records are checked against the method's contract both ways."""
+    shared = wire.records_of(message.content, wire.ALL)
+    own = wire.records_of(message.content, name)
+    config = ConfigRecord({**shared.pop(wire.CONFIG), "participant": name})
+    settings = Settings.parse(str(config["settings"]))
+    entry = method(settings.algo)
+    phase = message.metadata.message_type.rpartition(".")[2]
+    exchange = entry.wire[phase]
+    world = (str(config["scenario"]), context.node_config.get("data-path"))
+    rule = {"sizes": sizes(*world), "known": known_layouts(*world)}
+
+    incoming = {record: wire.read_layout(value) for record, value in {**shared, **own}.items()}
+    wire.check(incoming, exchange.down, **rule)
+    sub = copy.copy(message)
+    sub.content = RecordDict({**shared, **own, wire.CONFIG: config})
+    reply = entry.load_client()(sub, context)
+    if reply.has_error():
+        raise RuntimeError(reply.error.reason)
+    records: Records = dict(reply.content.items())
+    arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
+    wire.check({record: wire.read_layout(value) for record, value in arrays.items()}, exchange.up, **rule)
+    for record, value in records.items():
+        if record not in arrays:
+            if record not in (wire.METRICS, wire.EVALUATE) or not isinstance(value, MetricRecord):
+                raise wire.WireError(f"record '{record}' may not cross")
+            wire.check_metrics(value)
+    return records
+
+
+class Host(ClientApp):
+    """Serves every participant of this node; one that raises fails alone."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        config = message.content.config_records[f"{wire.ALL}/{wire.CONFIG}"]
+        torch.set_num_threads(Scenario.parse(str(config["scenario"])).threads)
+        if message.metadata.message_type == "query.hello":
+            return hello(message, context)
+        out: Records = {}
+        for name in config["participants"]:  # type: ignore[union-attr]
+            try:
+                out |= wire.prefixed(name, answer(name, message, context))
+            except Exception as error:
+                log(ERROR, "participant %s failed:\n%s", name, traceback.format_exc())
+                reason = f"{type(error).__name__}: {error}"
+                out |= wire.prefixed(name, {wire.ERROR: ConfigRecord({"error": reason})})
+        return Message(RecordDict(out), reply_to=message)
+
+
+app = Host()

@@ -1,0 +1,166 @@
+"""Holdings: which rows of which data set each party holds, worked out alike everywhere from scenario and seed."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from fedapps.data import Samples, digest, load
+from fedapps.data.partition import partition
+from fedapps.errors import UserError
+from fedapps.scenario import Data, Participant, Scenario
+from fedapps.seeds import seed_of
+
+
+class Holdings:
+    """The data of a scenario, cut for one seed. Everything is loaded on demand and kept.
+
+    Public rows are drawn by a fixed seed, so that every run of a scenario has the same public data; private
+    rows are cut from what is left, entry by entry, so that no row is held twice.
+    """
+
+    def __init__(self, scenario: Scenario, seed: int, data_path: str | None = None) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self.data_path = data_path
+        self._cuts: dict[str, list[np.ndarray]] = {}
+        self._train: dict[str, Samples] = {}
+        self._test: dict[str, Samples] = {}
+
+    def _load(self, data: Data, split: str) -> Samples:
+        return load(
+            data.name,
+            split,
+            data_path=self.data_path,
+            columns=tuple(data.columns.items()),
+            image_size=data.image_size,
+        )
+
+    @cached_property
+    def public_rows(self) -> np.ndarray:
+        data = self.scenario.public
+        if data is None:
+            raise UserError(f"scenario {self.scenario.name}: has no public data")
+        samples = self._load(data, "train")
+        rng = np.random.default_rng(seed_of("public"))
+        rows = _one_per(samples, data.one_per, rng)
+        rows = rng.permutation(rows)
+        if data.size is not None and data.size > len(rows):
+            raise UserError(f"public.size: {data.size} asked, {data.name} has {len(rows)} such rows")
+        return np.sort(rows[: data.size])
+
+    @cached_property
+    def public(self) -> Samples:
+        """The public samples, in the order that all parties share."""
+        assert self.scenario.public is not None
+        return self._load(self.scenario.public, "train").select(self.public_rows)
+
+    @cached_property
+    def public_hash(self) -> str:
+        """SHA-256 over the public samples and their order; empty where there are none."""
+        if self.scenario.public is None:
+            return ""
+        columns = [name for name in ("image", "text") if name in self.public]
+        return digest(self.public, columns)
+
+    @cached_property
+    def server_test(self) -> Samples:
+        """The test samples of the server's own task."""
+        assert self.scenario.server is not None
+        return self._held_out(self.scenario.server.test, "server.test")
+
+    def train(self, name: str) -> Samples:
+        """The private training samples of a participant."""
+        if name not in self._train:
+            entry = self.scenario.by_name[name]
+            samples = self._load(entry.data, "train")
+            for other, rows in zip(self.scenario.names(entry), self._cut(entry), strict=True):
+                self._train[other] = samples.select(rows)
+        return self._train[name]
+
+    def test(self, name: str) -> Samples:
+        """The test samples of a participant; under a natural partition those of its own id, where there are any."""
+        if name not in self._test:
+            entry = self.scenario.by_name[name]
+            data = entry.data
+            samples = self._load(data, "test")
+            rows = np.arange(len(samples))
+            if data.partition == "natural" and data.by in samples:
+                own = np.unique(np.asarray(self.train(name)[data.by]))
+                mine = rows[np.isin(np.asarray(samples[data.by]), own)]
+                rows = mine if len(mine) else rows
+            self._test[name] = self._held_out(data, f"participants: {entry.name}: data", rows)
+        return self._test[name]
+
+    def _held_out(self, data: Data, where: str, rows: np.ndarray | None = None) -> Samples:
+        samples = self._load(data, "test")
+        rng = np.random.default_rng(seed_of("test", where))
+        rows = _one_per(samples, data.one_per, rng, rows)
+        if data.test_size is not None:
+            if data.test_size > len(rows):
+                raise UserError(f"{where}.test-size: {data.test_size} asked, there are {len(rows)} test rows")
+            rows = np.sort(rng.permutation(rows)[: data.test_size])
+        return samples.select(rows)
+
+    def _free(self, entry: Participant) -> np.ndarray:
+        """Training rows that neither the public data nor an earlier entry of the same data set holds."""
+        data = entry.data
+        taken = np.zeros(len(self._load(data, "train")), dtype=bool)
+        public = self.scenario.public
+        if public is not None and public.name == data.name:
+            taken[self.public_rows] = True
+        for earlier in self.scenario.participants:
+            if earlier.name == entry.name:
+                break
+            if earlier.data.name == data.name:
+                for rows in self._cut(earlier):
+                    taken[rows] = True
+        return np.flatnonzero(~taken)
+
+    def _cut(self, entry: Participant) -> list[np.ndarray]:
+        """The rows of each participant of an entry."""
+        if entry.name not in self._cuts:
+            self._cuts[entry.name] = self._partition(entry)
+        return self._cuts[entry.name]
+
+    def _partition(self, entry: Participant) -> list[np.ndarray]:
+        data = entry.data
+        samples = self._load(data, "train")
+        rows = _one_per(samples, data.one_per, np.random.default_rng(seed_of(self.seed, entry.name)), self._free(entry))
+        try:
+            return partition(
+                samples,
+                rows,
+                entry.count,
+                seed_of(self.seed, "partition", entry.name) % 2**32,
+                data.partition,
+                by=data.by or data.label,
+                alpha=data.alpha,
+                classes=data.classes,
+                ids=data.ids,
+                size=data.size,
+                min_size=data.min_size,
+            )
+        except UserError as error:
+            raise UserError(f"participants: {entry.name}: data: {error}") from error
+
+
+def _one_per(
+    samples: Samples, column: str | None, rng: np.random.Generator, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """One row drawn at random for each value of ``column``; all rows where no column is named."""
+    rows = np.arange(len(samples)) if rows is None else rows
+    if column is None:
+        return rows
+    if column not in samples:
+        raise UserError(f"one-per: there is no column '{column}'")
+    shuffled = rng.permutation(rows)
+    _, first = np.unique(np.asarray(samples[column])[shuffled], return_index=True)
+    return np.sort(shuffled[first])
+
+
+@lru_cache(maxsize=4)
+def holdings(scenario: str, seed: int, data_path: str | None = None) -> Holdings:
+    """The holdings of a dumped scenario, kept per process."""
+    return Holdings(Scenario.parse(scenario), seed, data_path)

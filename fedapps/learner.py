@@ -1,0 +1,212 @@
+"""A party as something that learns: its model, task and optimiser, and its samples as the model takes them.
+
+Server and participants are built by the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import timm.optim
+import torch
+from torch import Tensor, nn
+
+from fedapps.data import Samples
+from fedapps.errors import UserError
+from fedapps.models import Encoder, Model, build_encoder
+from fedapps.scenario import Data, Modality, Party, Train
+from fedapps.seeds import seed_of
+from fedapps.tasks import Task, build_task
+
+Represent = Callable[["View", Modality, Tensor], Tensor]
+"""(view, modality, rows) -> representations [len(rows), d]."""
+
+
+def build_learner(party: Party, dim: int, samples: Samples, data: Data, *seed: object) -> tuple[Model, Task]:
+    """The model and the task of a party, initialised by the names in ``seed``; ``samples`` tell the classes."""
+    torch.manual_seed(seed_of("init", *seed))
+    encoders = build_encoders(party, dim)
+    options: dict[str, Any] = dict(party.task.options)
+    if party.task.name != "retrieval":
+        if data.label is None:
+            raise UserError(f"task {party.task.name}: data.label must name the label column of {data.name}")
+        options["classes"] = len(samples.classes[data.label])
+    task = build_task(party.task.name, **options)
+    return Model(encoders, task.head(encoders)), task
+
+
+def build_encoders(party: Party, dim: int, modalities: tuple[Modality, ...] | None = None) -> dict[str, Encoder]:
+    """The encoders of a party by modality (default: of all that it has)."""
+    chosen = {m: party.model[m] for m in modalities or party.modalities}
+    return {m: build_encoder(m, spec.name, dim, **spec.options) for m, spec in chosen.items()}
+
+
+def build_optimizer(train: Train, parameters: Any) -> torch.optim.Optimizer:
+    """The optimiser that a ``train`` block names."""
+    rate, decay = train.learning_rate, train.weight_decay
+    match train.optimizer:
+        case "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+        case "adamp":
+            return timm.optim.AdamP(list(parameters), lr=rate, weight_decay=decay)
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=rate, momentum=train.momentum, weight_decay=decay)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, train: Train, server_round: int, num_rounds: int) -> None:
+    """Set the learning rate of a round: cosine over the rounds, and a tenth from each milestone on."""
+    rate = train.learning_rate * 0.1 ** sum(server_round >= m for m in train.milestones)
+    if train.schedule == "cosine":
+        rate *= 0.5 * (1 + np.cos(np.pi * max(server_round - 1, 0) / num_rounds))
+    for group in optimizer.param_groups:
+        group["lr"] = float(rate)
+
+
+def step(loss: Tensor, optimizers: list[torch.optim.Optimizer], clip: float | None = None) -> None:
+    """One backward pass and one step of each optimiser."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([p for o in optimizers for g in o.param_groups for p in g["params"]], clip)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+# --------------------------------------------------------------------------------------------------- views
+
+
+@dataclass(frozen=True)
+class View:
+    """Samples as a model takes them.
+
+    ``inputs`` gives for each modality a column that is read by ``column[rows]`` (uint8 [B,3,H,W], or token ids
+    [B,L]); ``target`` is the task's label of each row, or, for retrieval, the id that matching rows share.
+    ``gallery`` gives for each modality the rows of distinct pictures or captions that retrieval ranks.
+    """
+
+    inputs: Mapping[Modality, Any]
+    target: Tensor
+    gallery: Mapping[Modality, Tensor]
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def input(self, modality: Modality, rows: Tensor) -> Tensor:
+        return self.inputs[modality][rows].to(self.device)
+
+    def targets(self, rows: Tensor) -> Tensor:
+        return self.target[rows].to(self.device)
+
+
+def view(
+    samples: Samples, party: Party, model: Model, data: Data, device: torch.device, labelled: bool = True
+) -> View:
+    """``samples`` as the encoders of ``model`` take them, with the target of the party's task.
+
+    Without labels (public data) the target of a row is its number.
+    """
+    inputs: dict[Modality, Any] = {}
+    for modality in party.modalities:
+        column = data.text if modality == "text" else "image"
+        if column not in samples:
+            raise UserError(f"data {data.name}: there is no column '{column}' for modality {modality}")
+        inputs[modality] = samples[column]
+        if modality == "text":
+            inputs[modality] = _tokens(samples, column, party, model)
+    if not labelled:
+        return View(inputs, torch.arange(len(samples)), {}, device)
+    retrieval = party.task.name == "retrieval"
+    label = "concept" if retrieval else data.label
+    if label is None or label not in samples:
+        raise UserError(f"data {data.name}: there is no column '{label}' for task {party.task.name}")
+    target = torch.as_tensor(samples[label])
+    gallery: dict[Modality, Tensor] = {}
+    if retrieval:
+        pictures = samples["image_id"] if "image_id" in samples else np.arange(len(samples))
+        gallery["image"] = _first(zip(pictures, strict=True))
+        gallery["text"] = _first(zip(samples[label], samples[data.text], strict=True))
+    return View(inputs, target, gallery, device)
+
+
+def _first(keys: Any) -> Tensor:
+    """The first row of each distinct key, in order."""
+    seen: dict[Any, int] = {}
+    for row, key in enumerate(keys):
+        seen.setdefault(key, row)
+    return torch.tensor(list(seen.values()), dtype=torch.int64)
+
+
+_TOKENS: dict[tuple, tuple[Samples, Tensor]] = {}
+
+
+def _tokens(samples: Samples, column: str, party: Party, model: Model) -> Tensor:
+    """Token ids [N, L] of a text column, kept per process (holding ``samples`` keeps its id from being re-used)."""
+    key = (id(samples), column, party.model["text"].model_dump_json())
+    if key not in _TOKENS:
+        _TOKENS[key] = (samples, model.encoders["text"].tokenize(list(samples[column])))
+    return _TOKENS[key][1]
+
+
+# ------------------------------------------------------------------------------------- forward and scores
+
+
+def plain(model: Model) -> Represent:
+    """The model's own representations, unit rows."""
+    return lambda view, modality, rows: model.represent(modality, view.input(modality, rows))
+
+
+def forward(party: Party, model: Model, view: View, rows: Tensor, represent: Represent) -> Any:
+    """What the party's task takes: logits of ``rows``, or the pair of representations for retrieval."""
+    if party.task.name == "retrieval":
+        return represent(view, "image", rows), represent(view, "text", rows)
+    modality = party.modalities[0]
+    if party.task.name == "segmentation":
+        pictures = view.input(modality, rows)
+        return model.head(model.encoders[modality].maps(pictures), pictures.shape[-2:])
+    return model.head(represent(view, modality, rows))
+
+
+def task_loss(party: Party, model: Model, task: Task, view: View, rows: Tensor, output: Any) -> Tensor:
+    """The task's loss of an ``output`` that ``forward`` gave for ``rows``."""
+    target = view.targets(rows)
+    return task.loss(output, (target, target) if party.task.name == "retrieval" else target, model.head)
+
+
+@torch.no_grad()
+def representations(model: nn.Module, view: View, modality: Modality, represent: Represent, size: int = 256) -> Tensor:
+    """All rows in eval mode, [N, d], on the CPU; the module's mode is put back."""
+    mode = model.training
+    model.eval()
+    parts = [represent(view, modality, rows).cpu() for rows in torch.arange(len(view)).split(size)]
+    model.train(mode)
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def score(
+    party: Party, model: Model, task: Task, view: View, represent: Represent | None = None, **known: Any
+) -> dict[str, float]:
+    """Test metrics of a model in eval mode on all of ``view``."""
+    represent = represent or plain(model)
+    mode = model.training
+    model.eval()
+    if party.task.name == "retrieval":
+        pictures, captions = view.gallery["image"], view.gallery["text"]
+        output: Any = tuple(
+            torch.cat([represent(view, modality, part).cpu() for part in rows.split(256)])
+            for modality, rows in (("image", pictures), ("text", captions))
+        )
+        target: Any = (view.target[pictures], view.target[captions])
+    else:
+        chunks = torch.arange(len(view)).split(256)
+        output = torch.cat([forward(party, model, view, rows, represent).cpu() for rows in chunks])
+        target = view.target
+    model.train(mode)
+    return task.score(output, target, **known)

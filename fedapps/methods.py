@@ -1,0 +1,144 @@
+"""The methods: what each is, which keys it has, what it needs of a scenario, and what it may send.
+
+``strategy`` and ``client`` are strings that are resolved late, so that this module imports neither side.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedapps.errors import UserError
+from fedapps.hints import nearest
+
+Record = Mapping[str, str] | str
+"""One record on the wire: tensor names with their shapes in symbols, e.g. ``{"image": "P d"}``, or the name
+of a layout that both sides can work out (a state dict), e.g. ``"server encoder"``. All tensors are float32
+unless the layout says otherwise."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What one phase may carry: records down to a participant and up to the server."""
+
+    down: Mapping[str, Record] = field(default_factory=dict)
+    up: Mapping[str, Record] = field(default_factory=dict)
+
+
+class Params(BaseModel):
+    """Keys of one method; in a run-config they carry the method's name, e.g. ``fedafd.sed-temperature``."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+    )
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a scenario must have for a method to run on it."""
+
+    public: bool = False  # public data and a server task on it
+    server_modalities: tuple[str, ...] = ()
+    server_tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()  # of participants; empty: any
+    same_dim: bool = False  # every participant and the server share one embedding dimension
+
+
+@dataclass(frozen=True)
+class Method:
+    """One published algorithm: a server half and a client half."""
+
+    title: str
+    paper: str
+    strategy: str
+    client: str
+    params: type[Params] = Params
+    needs: Needs = Needs()
+    wire: Mapping[str, Exchange] = field(default_factory=dict)
+
+    def load_strategy(self) -> Any:
+        """The ``Strategy`` class of the server half."""
+        return _resolve(self.strategy)
+
+    def load_client(self) -> Any:
+        """The ``ClientApp`` of the client half."""
+        return _resolve(self.client)
+
+
+def _resolve(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class FedAFDParams(Params):
+    """FedAFD. The objective is the paper's, the numbers are those of the released code; flags restore its ways."""
+
+    baa: bool = Field(True, description="bi-level adversarial alignment (ablation switch)")
+    gff: bool = Field(True, description="granularity-aware feature fusion (ablation switch)")
+    sed: bool = Field(True, description="similarity-guided ensemble weights; false: plain mean (ablation switch)")
+    beta: float = Field(0.5, ge=0, description="weight of the adversarial loss")
+    gamma: float = Field(0.4, ge=0, description="weight of the server's distillation loss")
+    order: Literal["joint", "separate"] = Field(
+        "joint", description="one objective as in the paper, or the released code's separate epochs"
+    )
+    kd_metric: Literal["l2", "mse"] = Field("l2", description="distance of the distillation loss")
+    sed_temperature: float = Field(1.0, gt=0, description="temperature of the similarity softmax")
+    gff_persist: bool = Field(True, description="keep the fusion module between rounds; false: new each round")
+    gff_reuse_t2: bool = Field(False, description="second fusion level re-uses T2 (released code)")
+    gff_learning_rate: float = Field(5e-3, gt=0, description="Adam step of the fusion module")
+    gff_weight_decay: float = Field(0.01, ge=0, description="weight decay of the fusion module")
+    double_sigmoid: bool = Field(False, description="sigmoid before BCE-with-logits (released code)")
+    shared_discriminators: bool = Field(
+        False, description="one pair of discriminators for both modalities of a participant (released code)"
+    )
+    discriminator_learning_rate: float = Field(1e-4, gt=0, description="Adam step of the discriminators")
+
+
+REPRESENTATIONS = {"image": "P d", "text": "P d"}
+
+METHODS: dict[str, Method] = {
+    "local": Method(
+        title="Local",
+        paper="no exchange: every participant alone, the server on public data alone",
+        strategy="strategies.local:Local",
+        client="clients.local:app",
+        wire={"train": Exchange(), "evaluate": Exchange()},
+    ),
+    "fedafd": Method(
+        title="FedAFD",
+        paper="CVPR 2026, arXiv 2603.04890",
+        strategy="strategies.fedafd:FedAFD",
+        client="clients.fedafd:app",
+        params=FedAFDParams,
+        needs=Needs(
+            public=True,
+            server_modalities=("image", "text"),
+            server_tasks=("retrieval",),
+            tasks=("classification", "multilabel", "retrieval"),
+            same_dim=True,
+        ),
+        wire={
+            "train": Exchange(
+                down={"features": REPRESENTATIONS, "encoder": "server encoder"},
+                up={"features": REPRESENTATIONS},
+            ),
+            "evaluate": Exchange(),
+        },
+    ),
+}
+
+
+def method(algo: str) -> Method:
+    """The method named ``algo``; raises ``UserError`` with the nearest name otherwise."""
+    if algo not in METHODS:
+        raise UserError(f"algo: there is no method '{algo}'{nearest(algo, METHODS)}")
+    return METHODS[algo]

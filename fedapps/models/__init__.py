@@ -1,0 +1,83 @@
+"""Models by name: an encoder for each modality, a head for the task.
+
+Images: ``cnn``, ``resnet18``, ``resnet50``, ``resnet101``, ``timm:<name>``. Text: ``bag``, ``bigru``,
+``transformer``, ``hf:<name or folder>``. One's own: ``module:function``, called with ``dim=`` and the
+options, returns an ``Encoder``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from fedapps.errors import UserError
+from fedapps.hints import nearest
+from fedapps.models.base import Encoder, ImageEncoder, Model, TextEncoder
+from fedapps.models.fusion import GFF
+from fedapps.models.heads import LogitHead, SegmentationHead
+from fedapps.models.image import Cnn, ResNet, Timm
+from fedapps.models.options import call
+from fedapps.models.text import Bag, BiGru, HuggingFace, Transformer
+
+__all__ = [
+    "GFF",
+    "Encoder",
+    "ImageEncoder",
+    "LogitHead",
+    "Model",
+    "SegmentationHead",
+    "TextEncoder",
+    "build_encoder",
+]
+
+MODELS: dict[str, dict[str, Callable[..., Encoder]]] = {
+    "image": {"cnn": Cnn, **{name: partial(ResNet, name) for name in ("resnet18", "resnet50", "resnet101")}},
+    "text": {"bag": Bag, "bigru": BiGru, "transformer": Transformer},
+}
+LIBRARIES: dict[str, tuple[str, Callable[..., Encoder]]] = {
+    "image": ("timm", Timm),
+    "text": ("hf", HuggingFace),
+}
+
+
+def build_encoder(modality: str, name: str, dim: int, **options: Any) -> Encoder:
+    """The encoder ``name`` with ``dim`` outputs; its initial values follow from ``torch.manual_seed``.
+
+    UserError for an unknown name or option, a wrong value, or weights that are not to be had.
+    """
+    if modality not in MODELS:
+        raise UserError(f"unknown modality '{modality}'{nearest(modality, MODELS)}")
+    return call(f"model {name}", _factory(modality, name), dim=dim, **options)
+
+
+def _factory(modality: str, name: str) -> Callable[..., Encoder]:
+    library, factory = LIBRARIES[modality]
+    prefix, _, rest = name.partition(":")
+    if name in MODELS[modality]:
+        return MODELS[modality][name]
+    if prefix == library and rest:
+        return partial(factory, rest)
+    for other in MODELS:
+        if name in MODELS[other] or prefix == LIBRARIES[other][0]:
+            raise UserError(f"model '{name}' is for {other}, not for {modality}")
+    if rest:
+        return partial(_own, name, modality)
+    raise UserError(
+        f"unknown {modality} model '{name}'{nearest(name, [*MODELS[modality], f'{library}:<name>'])}"
+    )
+
+
+def _own(path: str, modality: str, dim: int, **options: Any) -> Encoder:
+    """An encoder of the user's, from ``module:function``."""
+    module, _, function = path.partition(":")
+    try:
+        factory = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"model '{path}': {error}; expected module:function, importable from here") from error
+    encoder = call(f"model {path}", factory, dim=dim, **options)
+    kind = ImageEncoder if modality == "image" else TextEncoder
+    if not isinstance(encoder, kind) or encoder.dim != dim:
+        raise UserError(f"model '{path}' must return a fedapps.models.{kind.__name__} with dim {dim}")
+    return encoder

@@ -1,0 +1,180 @@
+"""Image encoders: a small CNN, torchvision's ResNets, and any timm model."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import PositiveInt, validate_call
+from torch import Tensor, nn
+
+from fedapps.errors import UserError
+from fedapps.models.base import BatchNorm2d, ImageEncoder, pyramid
+
+Size = PositiveInt | tuple[PositiveInt, PositiveInt] | None
+
+
+class Cnn(ImageEncoder):
+    """Three convolutions for pictures of any size: 40k parameters at ``width`` 16, 67k at 22 (dim 64).
+
+    A last grid of 2 × 2 cells keeps a little of where things are. ``maps`` joins the three stages at half the
+    input's resolution.
+    """
+
+    @validate_call
+    def __init__(self, dim: PositiveInt, width: PositiveInt = 16, size: Size = None) -> None:
+        super().__init__(dim, size, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        widths = [3, width, 2 * width, 4 * width]
+        self.channels = sum(widths[1:])
+        self.stages = nn.ModuleList(_stage(*pair) for pair in pairwise(widths))
+        self.project = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16 * width, dim))
+
+    def _stages(self, x: Tensor) -> list[Tensor]:
+        x, outputs = self.pixels(x), []
+        for stage in self.stages:
+            x = stage(x)
+            outputs.append(x)
+        return outputs
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.project(self._stages(x)[-1])
+
+    def maps(self, x: Tensor) -> Tensor:
+        return pyramid(self._stages(x))
+
+
+def _stage(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        BatchNorm2d(outputs),
+        nn.ReLU(),
+        nn.MaxPool2d(2, ceil_mode=True),  # ceil: a picture of one pixel still has one pixel after it
+    )
+
+
+class ResNet(ImageEncoder):
+    """torchvision's ResNet; ``maps`` joins its last three stages at 1/8 of the input's resolution.
+
+    ``pretrained``: false, true or the name of torchvision weights (downloaded), or the path of a local state
+    dict (``.pth``, ``.pt`` or ``.safetensors``, with or without the classifier).
+    """
+
+    @validate_call
+    def __init__(
+        self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None
+    ) -> None:
+        from torchvision import models  # slow to import, needed here only
+
+        super().__init__(dim, size)
+        net = models.get_model(name, weights=None, norm_layer=BatchNorm2d)
+        if pretrained:
+            _load(net, name, "DEFAULT" if pretrained is True else pretrained)
+        self.channels = net.fc.in_features * 7 // 4  # 1 + 1/2 + 1/4
+        net.fc = nn.Linear(net.fc.in_features, dim)
+        self.net = net
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.net(self.pixels(x))
+
+    def maps(self, x: Tensor) -> Tensor:
+        net = self.net
+        x = net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(self.pixels(x))))))
+        eighth = net.layer2(x)
+        sixteenth = net.layer3(eighth)
+        return pyramid([eighth, sixteenth, net.layer4(sixteenth)])
+
+
+def _load(net: nn.Module, name: str, source: str) -> None:
+    """Load torchvision weights by name or from a file, the classifier left out."""
+    state = _read(Path(source)) if Path(source).suffix else _download(name, source)
+    state = {key: value for key, value in state.items() if not key.startswith("fc.")}
+    missing, unexpected = net.load_state_dict(state, strict=False)
+    wrong = [key for key in missing if not key.startswith("fc.")] + unexpected
+    if wrong:
+        raise UserError(
+            f"{name}: {source} does not fit this model: {len(wrong)} names differ, e.g. {wrong[0]}"
+        )
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    if not path.is_file():
+        raise UserError(f"pretrained weights: there is no file {path}")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _download(name: str, weights: str) -> Mapping[str, Tensor]:
+    from torchvision import models
+
+    known = models.get_model_weights(name).__members__
+    if weights not in (*known, "DEFAULT"):
+        raise UserError(f"{name}: no weights '{weights}' (known: {', '.join(known)}, or the path of a file)")
+    try:
+        return models.get_model_weights(name)[weights].get_state_dict(progress=False)
+    except OSError as error:
+        raise UserError(
+            f"{name}: weights '{weights}' could not be downloaded ({error}); "
+            f"give a local file: pretrained: /path/to/{name}.pth"
+        ) from error
+
+
+class Timm(ImageEncoder):
+    """A model of the timm library, its classifier replaced by a projection to ``dim``.
+
+    ``pretrained``: false, true (downloaded), or the path of a local weights file. Models that take one input
+    size only get it as the default ``size``. ``maps`` joins the last stage at each of 1/8, 1/16 and 1/32.
+    BatchNorm is timm's own: in train mode it refuses a batch of one where its maps have shrunk to one pixel.
+    """
+
+    @validate_call
+    def __init__(
+        self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None
+    ) -> None:
+        import timm  # slow to import, needed here only
+
+        if not timm.is_model(name):
+            close = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0)
+            raise UserError(f"timm has no model '{name}' (did you mean 'timm:{close[0]}'?)")
+        overlay = {"file": _existing(pretrained)} if isinstance(pretrained, str) else None
+        try:
+            net: Any = timm.create_model(
+                name, pretrained=bool(pretrained), pretrained_cfg_overlay=overlay, num_classes=dim
+            )
+        except OSError as error:
+            raise UserError(
+                f"timm:{name}: weights could not be downloaded ({_line(error)}); "
+                "give a local file: pretrained: /path/to/weights.safetensors"
+            ) from error
+        default = net.pretrained_cfg
+        if size is None and default.get("fixed_input_size"):
+            size = tuple(default["input_size"][-2:])
+        super().__init__(dim, size, default["mean"], default["std"])
+        self.net = net
+        stages = {stage["reduction"]: (i, stage["num_chs"]) for i, stage in enumerate(net.feature_info)}
+        self._taken, widths = zip(*(stages[r] for r in sorted(stages) if r >= 8), strict=True)
+        self.channels = sum(widths)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.net(self.pixels(x))
+
+    def maps(self, x: Tensor) -> Tensor:
+        return pyramid(
+            self.net.forward_intermediates(self.pixels(x), indices=list(self._taken), intermediates_only=True)
+        )
+
+
+def _existing(path: str) -> str:
+    if not Path(path).is_file():
+        raise UserError(f"pretrained weights: there is no file {path}")
+    return path
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

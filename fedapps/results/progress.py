@@ -1,0 +1,45 @@
+"""One line a round: where the run stands and how long it will take."""
+
+from __future__ import annotations
+
+import time
+from logging import INFO
+from typing import Any
+
+from flwr.common.logger import log
+
+from fedapps.results.folder import RunFolder
+from fedapps.scenario import Scenario
+from fedapps.tasks import TASKS
+
+
+class Progress:
+    """Logs a line after each round; ``fedapps run`` turns these lines into a bar on a terminal."""
+
+    def __init__(self, run: RunFolder, scenario: Scenario, num_rounds: int, first: int) -> None:
+        self.run = run
+        self.scenario = scenario
+        self.num_rounds = num_rounds
+        self.first = first
+        self.started = time.monotonic()
+
+    def round_done(self, server_round: int) -> None:
+        spent = time.monotonic() - self.started
+        left = spent / (server_round - self.first + 1) * (self.num_rounds - server_round)
+        rows = [row for row in self.run.rows() if row["round"] == server_round and row["phase"] == "evaluate"]
+        shown = " · ".join(self._figures(rows))
+        log(INFO, "[round %d/%d] %s · %.0f s, %.0f s to go", server_round, self.num_rounds, shown, spent, left)
+
+    def _figures(self, rows: list[dict[str, Any]]) -> list[str]:
+        mean = next((row["metrics"] for row in rows if row["participant"] == "mean"), {})
+        server = next((row["metrics"] for row in rows if row["participant"] == "server"), {})
+        figures = []
+        for entry in self.scenario.participants:
+            metric = TASKS[entry.task.name].primary
+            if f"{entry.name}/{metric}" in mean:
+                figures.append(f"{entry.name} {metric} {mean[f'{entry.name}/{metric}']:.2f}")
+        if self.scenario.server is not None:
+            metric = TASKS[self.scenario.server.task.name].primary
+            if metric in server:
+                figures.append(f"server {metric} {server[metric]:.2f}")
+        return figures

@@ -1,0 +1,38 @@
+"""The ServerApp: run-config -> scenario -> strategy -> start."""
+
+from __future__ import annotations
+
+from logging import ERROR, INFO
+
+from flwr.app import Context
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+
+from fedapps import checks
+from fedapps.holdings import Holdings
+from fedapps.results.folder import RunFolder
+from fedapps.results.summary import summarise
+from fedapps.settings import read
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Check everything, open the run folder, run, summarise. Whatever fails is in ``run.json``."""
+    settings, scenario = read(context.run_config)
+    holdings = Holdings(scenario, settings.seed)
+    entry = checks.check(settings, scenario, holdings)
+    run = RunFolder(settings, scenario)
+    log(INFO, "run folder: %s", run.path)
+    try:
+        strategy = entry.load_strategy()(settings, scenario, holdings, run)
+        strategy.summary()
+        strategy.start(grid)
+        summarise(run.path)
+    except BaseException as error:
+        run.end(f"{type(error).__name__}: {error}")
+        log(ERROR, "run failed: %s", error)
+        raise
+    run.end()
+    log(INFO, "run folder: %s", run.path)

@@ -1,0 +1,125 @@
+"""Settings: a run-config becomes one frozen, checked object.
+
+Precedence: run-config, then the scenario's ``settings``, then the defaults of the method, then those here.
+The value ``"auto"`` in a run-config means "not said" (Flower merges pyproject's defaults into every run).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedapps.errors import UserError
+from fedapps.hints import nearest
+from fedapps.methods import METHODS, Params, method
+from fedapps.scenario import Scenario, load_scenario, reason
+
+AUTO = "auto"
+
+
+class Settings(BaseModel):
+    """Everything that a run depends on, apart from the scenario."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+        validate_by_name=True,
+    )
+
+    algo: str = Field("fedafd", description="the method: see `fedapps list`")
+    scenario: str = Field("emoji-quick", description="the scenario: a name (`fedapps list --scenarios`) or a YAML file")
+    num_server_rounds: int = Field(10, ge=1, description="rounds")
+    local_epochs: int = Field(1, ge=1, description="epochs on private data in a round")
+    batch_size: int | None = Field(None, ge=1, description="of all participants; default: what the scenario says")
+    learning_rate: float | None = Field(None, gt=0, description="of all participants; default: what the scenario says")
+    seed: int = Field(1, ge=0, description="of every random draw, the partition of the data included")
+    fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
+    min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
+    round_timeout: float = Field(3600.0, gt=0, description="seconds to wait for participants and for replies of a phase")
+    results_dir: str = Field(AUTO, description="where run folders lie; auto: ~/.fedapps/runs")
+    run_name: str = Field(AUTO, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="auto: algo-scenario-seed-time")
+    resume: bool = Field(False, description="continue the run folder `run-name` from its last checkpoint")
+    device: Literal["auto", "cpu", "cuda"] = Field(AUTO, description="auto: a GPU where there is one")
+    params: Params = Params()
+
+    def dump(self) -> str:
+        """JSON that ``parse`` reads back: what travels to the clients."""
+        return self.model_dump_json(by_alias=True, serialize_as_any=True)
+
+    @staticmethod
+    def parse(text: str) -> Settings:
+        values = json.loads(text)
+        values["params"] = method(values["algo"]).params.model_validate(values["params"])
+        return Settings.model_validate(values)
+
+    def flat(self) -> dict[str, Any]:
+        """Run-config keys and values, the method's keys with its prefix."""
+        values = self.model_dump(by_alias=True, exclude={"params"})
+        return values | {f"{self.algo}.{k}": v for k, v in self.params.model_dump(by_alias=True).items()}
+
+
+def keys() -> dict[str, str]:
+    """Every run-config key of every method, with its description."""
+    found = {info.alias or name: info.description or "" for name, info in Settings.model_fields.items() if name != "params"}
+    for algo, entry in METHODS.items():
+        for name, info in entry.params.model_fields.items():
+            found[f"{algo}.{info.alias or name}"] = info.description or ""
+    return found
+
+
+def read(run_config: Mapping[str, Any]) -> tuple[Settings, Scenario]:
+    """Check a run-config and the scenario that it names. Raises ``UserError`` with one line."""
+    said = {key: value for key, value in run_config.items() if value != AUTO}
+    for key in said:
+        _known(key, "")
+    algo = said.get("algo", Settings.model_fields["algo"].default)
+    params_class = method(str(algo)).params
+    name = said.get("scenario", Settings.model_fields["scenario"].default)
+    scenario = load_scenario(str(name))
+    for key in scenario.settings:
+        _known(key, f"scenario {scenario.name}: settings: ")
+    merged = {**scenario.settings, **said, "algo": algo, "scenario": name}
+    own = {key.removeprefix(f"{algo}."): value for key, value in merged.items() if key.startswith(f"{algo}.")}
+    general = {key: value for key, value in merged.items() if "." not in key}
+    params = _checked(params_class, own, f"{algo}.")
+    settings = _checked(Settings, {**general, "params": params}, "")
+    override = {
+        key: value
+        for key, value in (("learning_rate", settings.learning_rate), ("batch_size", settings.batch_size))
+        if value is not None
+    }
+    return settings, _retrained(scenario, override) if override else scenario
+
+
+def _known(key: str, where: str) -> None:
+    if key not in keys():
+        raise UserError(f"{where}unknown key '{key}'{nearest(key, keys())}")
+
+
+def _checked(model: type[Any], values: dict[str, Any], prefix: str) -> Any:
+    """``model(**values)``, with its first error as one line."""
+    floats = {
+        info.alias or name
+        for name, info in model.model_fields.items()
+        if info.annotation in (float, float | None)
+    }
+    values = {k: float(v) if k in floats and type(v) is int else v for k, v in values.items()}
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{prefix}{first['loc'][0]}: {reason(first, [])}") from error
+
+
+def _retrained(scenario: Scenario, override: dict[str, Any]) -> Scenario:
+    """The scenario with the run-config's learning rate and batch size for every participant."""
+    entries = [
+        entry.model_copy(update={"train": entry.train.model_copy(update=override)}) for entry in scenario.participants
+    ]
+    return scenario.model_copy(update={"participants": entries})

@@ -1,0 +1,154 @@
+"""The wire: tensors to records and back, what a message holds, and the contract of what may cross.
+
+A state dict travels as one flat byte array per dtype plus a layout of names, dtypes and shapes: many small
+arrays cost tens of seconds in a deployment, one array a few. A message serves all participants of a node:
+
+- to a node: ``*/config``, ``*/<record>`` (for all of them) and ``<participant>/<record>``;
+- back: ``<participant>/<record>``, ``<participant>/metrics``, ``<participant>/evaluate`` or
+  ``<participant>/error``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedapps.methods import Record
+
+ALL = "*"
+CONFIG, METRICS, EVALUATE, ERROR = "config", "metrics", "evaluate", "error"
+LAYOUT = "layout"
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+Layout: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensor name -> (dtype, shape)."""
+
+
+class WireError(Exception):
+    """A record that is not what it should be."""
+
+
+# ------------------------------------------------------------------------------------- tensors <-> records
+
+
+def layout_of(tensors: Tensors) -> Layout:
+    return {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+
+
+def pack(tensors: Tensors) -> ArrayRecord:
+    """One ``ArrayRecord`` of any tensors, dtype-true (bfloat16, integers and zero-dimensional ones too)."""
+    layout = [[name, dtype, list(shape)] for name, (dtype, shape) in layout_of(tensors).items()]
+    flat: dict[str, list[Tensor]] = {}
+    for tensor in tensors.values():
+        flat.setdefault(str(tensor.dtype).removeprefix("torch."), []).append(tensor.detach().cpu().reshape(-1))
+    arrays = {dtype: Array(torch.cat(parts).view(torch.uint8).numpy()) for dtype, parts in flat.items()}
+    text = np.frombuffer(json.dumps(layout).encode(), dtype=np.uint8)
+    return ArrayRecord({**arrays, LAYOUT: Array(text)})
+
+
+def read_layout(record: ArrayRecord) -> Layout:
+    """The layout of a packed record; raises ``WireError`` if it is not one."""
+    try:
+        rows = json.loads(record[LAYOUT].numpy().tobytes())
+        return {str(name): (str(dtype), tuple(int(n) for n in shape)) for name, dtype, shape in rows}
+    except (KeyError, ValueError, TypeError) as error:
+        raise WireError(f"not a packed record: {error!r}") from error
+
+
+def unpack(record: ArrayRecord) -> dict[str, Tensor]:
+    """The tensors of a packed record; raises ``WireError`` if layout and bytes do not fit."""
+    layout = read_layout(record)
+    tensors: dict[str, Tensor] = {}
+    offsets: dict[str, int] = {}
+    flat: dict[str, Tensor] = {}
+    for name, (dtype, shape) in layout.items():
+        kind = getattr(torch, dtype, None)
+        if not isinstance(kind, torch.dtype) or dtype not in record:
+            raise WireError(f"tensor '{name}': no data of dtype '{dtype}'")
+        if dtype not in flat:
+            data = record[dtype].numpy()
+            if data.dtype != np.uint8 or data.ndim != 1 or data.size % kind.itemsize:
+                raise WireError(f"the data of dtype '{dtype}' are not a flat byte array")
+            flat[dtype] = torch.from_numpy(data.copy()).view(kind) if data.size else torch.empty(0, dtype=kind)
+        start = offsets.get(dtype, 0)
+        end = offsets[dtype] = start + math.prod(shape)
+        if min(shape, default=0) < 0 or end > flat[dtype].numel():
+            raise WireError(f"tensor '{name}' of shape {list(shape)} reaches past the data")
+        tensors[name] = flat[dtype][start:end].reshape(shape).clone()
+    if any(offsets[dtype] != data.numel() for dtype, data in flat.items()) or set(record) - set(flat) - {LAYOUT}:
+        raise WireError("the record holds data that its layout does not name")
+    return tensors
+
+
+def num_bytes(records: Iterable[ArrayRecord | ConfigRecord | MetricRecord]) -> int:
+    """Bytes of the tensors in some records, layouts included."""
+    return sum(len(a.data) for record in records if isinstance(record, ArrayRecord) for a in record.values())
+
+
+def non_finite(tensors: Tensors) -> str | None:
+    """The name of the first tensor with a NaN or an infinity, if any."""
+    return next((name for name, t in tensors.items() if not bool(torch.isfinite(t).all())), None)
+
+
+# ------------------------------------------------------------------------------------------- the contract
+
+
+def check(
+    layouts: Mapping[str, Layout],
+    allowed: Mapping[str, Record],
+    sizes: Mapping[str, int],
+    known: Mapping[str, Layout],
+) -> None:
+    """Raise ``WireError`` unless every record is allowed, with its tensors, shapes and dtypes.
+
+    ``sizes`` gives the symbols of shapes their numbers (``P`` public samples, ``d`` dimensions); ``known``
+    gives the layouts of state dicts, e.g. ``"server encoder"``. A record may hold fewer tensors than allowed
+    (an image participant sends no text), never others.
+    """
+    for record, layout in layouts.items():
+        if record not in allowed:
+            raise WireError(f"record '{record}' may not cross (allowed: {', '.join(allowed) or 'none'})")
+        spec = allowed[record]
+        expected: Layout
+        if isinstance(spec, str):
+            expected = known[spec]
+        else:
+            expected = {
+                name: ("float32", tuple(sizes[symbol] for symbol in shape.split())) for name, shape in spec.items()
+            }
+        for name, (dtype, shape) in layout.items():
+            if name not in expected:
+                raise WireError(f"record '{record}' may not hold a tensor '{name}'")
+            if (dtype, shape) != expected[name]:
+                want_dtype, want = expected[name]
+                raise WireError(
+                    f"tensor '{record}/{name}' is {dtype} {list(shape)}, the contract says {want_dtype} {list(want)}"
+                )
+
+
+def check_metrics(metrics: MetricRecord) -> None:
+    """Metrics are single numbers: a list could carry labels or samples."""
+    for name, value in metrics.items():
+        if isinstance(value, list):
+            raise WireError(f"metric '{name}' is a list; only single numbers may cross")
+
+
+# ------------------------------------------------------------------------------------- participants' records
+
+
+def prefixed(name: str, records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]) -> dict:
+    """Records of one participant under its name."""
+    return {f"{name}/{record}": value for record, value in records.items()}
+
+
+def records_of(content: RecordDict, name: str) -> dict[str, ArrayRecord | ConfigRecord | MetricRecord]:
+    """The records of one participant (or of all, ``*``), without the prefix."""
+    start = f"{name}/"
+    return {key.removeprefix(start): value for key, value in content.items() if key.startswith(start)}

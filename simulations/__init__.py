@@ -1,0 +1,1 @@
+"""Scenarios, experiments and runners."""

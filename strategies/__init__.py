@@ -1,0 +1,1 @@
+"""Server halves of the methods: one loop (``base``), then one file a method."""

@@ -1,0 +1,412 @@
+"""The one loop that every method runs in, and ``ask``: one exchange with the participants."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from logging import INFO, WARNING
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
+from torch import Tensor
+
+from fedapps import wire
+from fedapps.code_hash import code_hash, folder
+from fedapps.contract import known_layouts, sizes
+from fedapps.holdings import Holdings
+from fedapps.methods import method
+from fedapps.results.folder import RunFolder
+from fedapps.results.progress import Progress
+from fedapps.scenario import Scenario
+from fedapps.seeds import generator
+from fedapps.settings import Settings
+
+Content = Mapping[str, Mapping[str, Tensor]]
+"""Record name -> tensors by name."""
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message says why and what would help."""
+
+
+@dataclass
+class Reply:
+    """What one participant answered in a phase."""
+
+    records: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    num_examples: int = 0
+
+
+class Strategy(FlowerStrategy):
+    """A method's server half.
+
+    A method overrides ``train_round`` (and, where it has one, ``evaluate_server``), and names what it must not
+    forget in ``parts``. ``ask`` does an exchange; the loop in ``start`` does the rest: it waits for the
+    participants, samples them, records, checkpoints and resumes.
+
+    Parameters
+    ----------
+    settings : Settings
+        The checked run-config.
+    scenario : Scenario
+        Who takes part.
+    holdings : Holdings
+        The server's view of the data: public data and its own test data.
+    run : RunFolder
+        Where results go.
+    """
+
+    def __init__(self, settings: Settings, scenario: Scenario, holdings: Holdings, run: RunFolder) -> None:
+        self.settings = settings
+        self.scenario = scenario
+        self.holdings = holdings
+        self.run = run
+        self.method = method(settings.algo)
+        self.nodes: dict[str, int] = {}  # participant -> node id
+        self.greeted: set[int] = set()
+        self.chosen: list[str] = []  # participants of this round
+        self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
+        self.round = 0
+        self.step = 0
+
+    # --------------------------------------------------------------------------- what a method overrides
+
+    def train_round(self, server_round: int) -> None:
+        """One round of training. Default: one ``train`` phase in which nothing is exchanged."""
+        self.ask("train")
+
+    def evaluate_server(self) -> dict[str, float] | None:
+        """Metrics of the server's own model, if it has one."""
+        return None
+
+    def prepare(self) -> None:
+        """What comes before the first round of a new run (not of a resumed one)."""
+
+    def parts(self) -> dict[str, Any]:
+        """Modules, optimisers and the like that a checkpoint must hold, by name."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``load_state_dict`` restores."""
+        return {name: part.state_dict() for name, part in self.parts().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` gave."""
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
+
+    # ------------------------------------------------------------------------------------------- the loop
+
+    def start(  # type: ignore[override]
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int | None = None, **_: Any
+    ) -> Result:
+        """Run all rounds; results are in the run folder."""
+        self.grid = grid
+        num_rounds = num_rounds or self.settings.num_server_rounds
+        self.wait_for_participants()
+        first = self.resume() + 1
+        progress = Progress(self.run, self.scenario, num_rounds, first)
+        if first == 1:
+            self.prepare()
+            self.record_server()
+        for self.round in range(first, num_rounds + 1):
+            self.step, self.evaluated = 0, {}
+            self.meet()
+            self.chosen = self.sample()
+            self.train_round(self.round)
+            self.evaluate_round()
+            self.run.checkpoint.save((self.round, 0), self.state_dict())
+            progress.round_done(self.round)
+        return Result()
+
+    def resume(self) -> int:
+        """Load the last checkpoint if asked; the number of rounds that are done."""
+        versions = self.run.checkpoint.versions()
+        if not self.settings.resume or not versions:
+            if self.settings.resume:
+                self.run.rewind(-1)
+            return 0
+        done = versions[-1][0]
+        self.load_state_dict(self.run.checkpoint.load())
+        self.run.rewind(done)
+        log(INFO, "resuming after round %d", done)
+        return done
+
+    def evaluate_round(self) -> None:
+        """Evaluate every participant that the round has not evaluated yet, and the server."""
+        rest = [name for name in self.scenario.by_name if name not in self.evaluated and name in self.nodes]
+        if rest:
+            self.ask("evaluate", to=rest)
+        self.run.row(self.round, "evaluate", "mean", metrics=self.means(self.evaluated))
+        self.record_server()
+
+    def record_server(self) -> None:
+        metrics = self.evaluate_server()
+        if metrics is not None:
+            self.run.row(self.round, "evaluate", "server", metrics=metrics)
+
+    def summary(self) -> None:
+        """Log who takes part."""
+        log(INFO, "\t├──> %s on scenario %s", self.method.title, self.scenario.name)
+        log(INFO, "\t└──> participants: %s", ", ".join(self.scenario.by_name))
+
+    # ------------------------------------------------------------------------------------- who is there
+
+    def wait_for_participants(self) -> None:
+        """Meet nodes until every participant is hosted; ``RunFailed`` with the missing names at the deadline."""
+        end = time.monotonic() + self.settings.round_timeout
+        self.meet()
+        while missing := [name for name in self.scenario.by_name if name not in self.nodes]:
+            if time.monotonic() > end:
+                raise RunFailed(
+                    f"after {self.settings.round_timeout:.0f} s no node hosts {', '.join(missing)}; start a SuperNode "
+                    f"with --node-config 'participant=\"{missing[0]}\"', or raise round-timeout"
+                )
+            time.sleep(0.1)
+            self.meet()
+        log(INFO, "%d participants on %d nodes", len(self.nodes), len(set(self.nodes.values())))
+
+    def meet(self) -> None:
+        """Shake hands with nodes that have come, forget those that have gone."""
+        present = set(self.grid.get_node_ids())
+        self.nodes = {name: node for name, node in self.nodes.items() if node in present}
+        self.greeted &= present
+        new = sorted(present - self.greeted)
+        if not new:
+            return
+        content = RecordDict({f"{wire.ALL}/{wire.CONFIG}": self.config([])})
+        ttl = self.settings.round_timeout
+        asked = [Message(content, node, "query.hello", ttl=ttl, group_id="0") for node in new]
+        for node, reply in self.exchange(asked):
+            self.greeted.add(node)
+            if reply.has_error():
+                raise RunFailed(f"a node could not answer: {_last_line(reply.error.reason)}")
+            self.welcome(node, reply.content.config_records[wire.CONFIG])
+
+    def welcome(self, node: int, about: ConfigRecord) -> None:
+        """Check that a node runs the same code on the same public data, and learn whom it hosts."""
+        if about["code-hash"] != code_hash():
+            raise RunFailed(
+                f"the node on {about['host']} runs other code, from {about['code-folder']}, than the server, from "
+                f"{folder('fedapps').parent}; stop the old local SuperLink (pkill -f flower-superlink), or install "
+                "the same version on both"
+            )
+        if about["public-hash"] != self.holdings.public_hash:
+            raise RunFailed(f"the node on {about['host']} holds other public data, or in another order, than the server")
+        for name, count in zip(about["participants"], about["num-examples"], strict=True):  # type: ignore[arg-type]
+            if name in self.nodes:
+                raise RunFailed(f"two nodes host {name}; give each SuperNode its own participant")
+            self.nodes[name] = node
+            log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], about["host"])
+
+    def sample(self) -> list[str]:
+        """The participants of this round, drawn from the sorted names by seed and round."""
+        names = sorted(self.nodes)
+        count = max(math.ceil(self.settings.fraction_train * len(names)), min(self.settings.min_participants, len(names)))
+        order = torch.randperm(len(names), generator=generator(self.settings.seed, self.round, "sample"))
+        picked = {names[i] for i in order[:count]}
+        return [name for name in self.scenario.by_name if name in picked]
+
+    # --------------------------------------------------------------------------------------- an exchange
+
+    def ask(
+        self,
+        phase: str,
+        shared: Content | None = None,
+        each: Mapping[str, Content] | None = None,
+        to: list[str] | None = None,
+    ) -> dict[str, Reply]:
+        """Send one phase to participants and return the good replies by name.
+
+        Parameters
+        ----------
+        phase : str
+            A phase of the method's client half, e.g. ``"train"``.
+        shared : Content
+            Records for all participants.
+        each : Mapping[str, Content]
+            Records for single participants.
+        to : list[str] (default: this round's participants)
+            Whom to ask.
+
+        Replies that are an error, off the contract, not finite, or late are recorded and left out. Raises
+        ``RunFailed`` if fewer than ``min-participants`` are good.
+        """
+        started = time.monotonic()
+        self.step += 1
+        asked = [name for name in (self.chosen if to is None else to) if name in self.nodes]
+        messages, sent = self.messages(phase, asked, shared or {}, each or {})
+        replies: dict[str, Reply] = {}
+        failures: dict[str, str] = {}
+        for node, message in self.exchange(messages):
+            for name in (name for name in asked if self.nodes[name] == node):
+                try:
+                    replies[name] = self.open(phase, name, message, sent[name])
+                except wire.WireError as error:
+                    failures[name] = str(error)
+        for name in asked:
+            if name not in replies:
+                reason = failures.get(name, f"no reply within {self.settings.round_timeout:.0f} s")
+                log(WARNING, "round %d, %s: %s left out: %s", self.round, phase, name, reason)
+                self.run.row(self.round, phase, name, error=reason)
+        if phase != "evaluate":
+            metrics = self.means({name: reply.metrics for name, reply in replies.items()})
+            self.run.row(self.round, phase, "mean", metrics=metrics, seconds=round(time.monotonic() - started, 3))
+        if len(replies) < min(self.settings.min_participants, len(asked)) or (asked and not replies):
+            why = "; ".join(f"{name}: {failures.get(name, 'no reply')}" for name in asked if name not in replies)
+            raise RunFailed(
+                f"round {self.round}, {phase}: {len(replies)} good replies, min-participants is "
+                f"{self.settings.min_participants} ({why})"
+            )
+        return {name: replies[name] for name in asked if name in replies}
+
+    def config(self, participants: list[str]) -> ConfigRecord:
+        """What every message tells."""
+        return ConfigRecord(
+            {
+                "participants": participants,
+                "server-round": self.round,
+                "step": self.step,
+                "settings": self.settings.dump(),
+                "scenario": self.scenario.dump(),
+                "run-name": self.run.path.name,
+                "run-folder": str(self.run.path),
+            }
+        )
+
+    def messages(
+        self, phase: str, asked: list[str], shared: Content, each: Mapping[str, Content]
+    ) -> tuple[list[Message], dict[str, int]]:
+        """One message for each node that hosts one of ``asked``, and the bytes that each participant receives."""
+        kind = "evaluate" if phase == "evaluate" else "train"
+        message_type = kind if phase == kind else f"{kind}.{phase}"
+        packed: dict[int, ArrayRecord] = {}  # what several participants get is packed once
+
+        def pack(content: Content) -> dict[str, ArrayRecord]:
+            for tensors in content.values():
+                if id(tensors) not in packed:
+                    packed[id(tensors)] = wire.pack(tensors)
+            return {record: packed[id(tensors)] for record, tensors in content.items()}
+
+        for_all = pack(shared)
+        own = {name: pack(each.get(name, {})) for name in asked}
+        sent = {name: wire.num_bytes([*for_all.values(), *own[name].values()]) for name in asked}
+        messages = []
+        for node in sorted({self.nodes[name] for name in asked}):
+            names = [name for name in asked if self.nodes[name] == node]
+            content = wire.prefixed(wire.ALL, {wire.CONFIG: self.config(names), **for_all})
+            for name in names:
+                content |= wire.prefixed(name, own[name])
+            messages.append(
+                Message(
+                    RecordDict(content),
+                    node,
+                    message_type,
+                    ttl=self.settings.round_timeout,
+                    group_id=str(self.round),
+                )
+            )
+        return messages, sent
+
+    def exchange(self, messages: list[Message]) -> Iterator[tuple[int, Message]]:
+        """Push messages and yield (node, reply) until all have come or the deadline passes."""
+        node_of = dict(
+            zip(self.grid.push_messages(messages), (message.metadata.dst_node_id for message in messages), strict=True)
+        )
+        waiting = {message_id for message_id in node_of if message_id}
+        started = time.monotonic()
+        while waiting and (waited := time.monotonic() - started) < self.settings.round_timeout:
+            for reply in self.grid.pull_messages(list(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield node_of[reply.metadata.reply_to_message_id], reply
+            if waiting:
+                time.sleep(min(max(0.02, 0.05 * waited), 1.0))  # look often at first, then each second
+
+    def open(self, phase: str, name: str, message: Message, sent: int) -> Reply:
+        """One participant's part of a node's reply, checked and recorded."""
+        if message.has_error():
+            raise wire.WireError(_last_line(message.error.reason))
+        records = wire.records_of(message.content, name)
+        if wire.ERROR in records:
+            raise wire.WireError(str(records[wire.ERROR]["error"]))
+        if wire.METRICS not in records:
+            raise wire.WireError("the reply holds nothing of this participant")
+        arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
+        scenario = self.scenario.dump()
+        wire.check(
+            {record: wire.read_layout(value) for record, value in arrays.items()},
+            self.method.wire[phase].up,
+            sizes(scenario),
+            known_layouts(scenario),
+        )
+        tensors = {record: wire.unpack(value) for record, value in arrays.items()}
+        for record, content in tensors.items():
+            if bad := wire.non_finite(content):
+                raise wire.WireError(f"'{record}/{bad}' holds NaN or infinity")
+        metrics = _numbers(records[wire.METRICS])
+        num_examples, seconds = int(metrics.pop("num-examples")), round(metrics.pop("seconds"), 3)
+        reply = Reply(tensors, metrics, num_examples)
+        traffic = {"bytes_up": wire.num_bytes(arrays.values()), "bytes_down": sent, "seconds": seconds}
+        if phase != "evaluate":
+            self.run.row(self.round, phase, name, metrics=metrics, num_examples=num_examples, **traffic)
+            traffic = {}
+        if wire.EVALUATE in records:
+            test = _numbers(records[wire.EVALUATE])
+            tested = int(test.pop("num-examples"))
+            self.run.row(self.round, "evaluate", name, metrics=test, num_examples=tested, **traffic)
+            self.evaluated[name] = test
+        return reply
+
+    def means(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Plain means over the participants of a kind, as ``<kind>/<metric>``."""
+        found: dict[str, list[float]] = {}
+        for name, values in metrics.items():
+            for metric, value in values.items():
+                found.setdefault(f"{self.scenario.kind(name)}/{metric}", []).append(value)
+        return {key: sum(values) / len(values) for key, values in found.items()}
+
+    # ------------------------------------------------------- Flower's own verbs, for code that calls them
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of a ``train`` phase in which nothing is shared."""
+        self.grid, self.round = grid, server_round
+        return self.messages("train", self.chosen, {}, {})[0]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Nothing is aggregated by default."""
+        return None, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The messages of an ``evaluate`` phase."""
+        self.grid, self.round = grid, server_round
+        return self.messages("evaluate", list(self.nodes), {}, {})[0]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Metrics go to the run folder, participant by participant."""
+        return None
+
+
+def _numbers(record: MetricRecord) -> dict[str, float]:
+    """The metrics of a record; raises ``WireError`` for a list."""
+    wire.check_metrics(record)
+    return {name: value for name, value in record.items() if isinstance(value, int | float)}
+
+
+def _last_line(reason: str) -> str:
+    """The telling line of an error that may be a whole traceback."""
+    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"

@@ -1,0 +1,83 @@
+"""The server's own model: trained on public data, the source of public representations, tested on held-out data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedapps.holdings import Holdings
+from fedapps.learner import (
+    build_learner,
+    build_optimizer,
+    forward,
+    plain,
+    representations,
+    score,
+    set_rate,
+    step,
+    task_loss,
+    view,
+)
+from fedapps.participant import pick_device
+from fedapps.scenario import Modality, Scenario
+from fedapps.seeds import batches, generator, seed_of
+from fedapps.settings import Settings
+
+Loss = Callable[[Tensor, Any], Tensor]
+"""(public rows, the model's output on them) -> scalar."""
+
+
+class PublicModel:
+    """Model, task and optimiser of the server, with the public data that they are trained on."""
+
+    def __init__(self, settings: Settings, scenario: Scenario, holdings: Holdings) -> None:
+        assert scenario.server is not None and scenario.public is not None
+        self.settings = settings
+        self.spec = scenario.server
+        device = pick_device(settings.device)
+        torch.set_num_threads(scenario.threads)
+        self.model, self.task = build_learner(
+            self.spec, scenario.dim, holdings.server_test, self.spec.test, settings.seed, "server"
+        )
+        self.model.to(device)
+        self.task.to(device)
+        self.optimizer = build_optimizer(self.spec.train, [*self.model.parameters(), *self.task.parameters()])
+        self.public = view(holdings.public, self.spec, self.model, scenario.public, device)
+        self.test = view(holdings.server_test, self.spec, self.model, self.spec.test, device)
+
+    def parts(self) -> dict[str, Any]:
+        """What a checkpoint must hold."""
+        return {"model": self.model, "task": self.task, "optimizer": self.optimizer}
+
+    def task_loss(self, rows: Tensor, output: Any) -> Tensor:
+        """The loss of the server's own task on public rows."""
+        return task_loss(self.spec, self.model, self.task, self.public, rows, output)
+
+    def fit(self, server_round: int, epochs: int, loss: Loss | None = None, name: str = "task") -> None:
+        """Epochs over the public data on ``loss`` (default: the task's). ``name`` tells the draw of the order."""
+        loss = loss or self.task_loss
+        names = (self.settings.seed, server_round, "public", name)
+        rng = generator(*names)
+        torch.manual_seed(seed_of(*names))
+        set_rate(self.optimizer, self.spec.train, server_round, self.settings.num_server_rounds)
+        self.model.train()
+        for _ in range(epochs):
+            for rows in batches(len(self.public), self.spec.train.batch_size, rng):
+                output = forward(self.spec, self.model, self.public, rows, plain(self.model))
+                step(loss(rows, output), [self.optimizer], self.spec.train.clip)
+
+    def encode_public(self) -> dict[Modality, Tensor]:
+        """Representations of all public samples [P, d] by modality, in eval mode."""
+        return {m: representations(self.model, self.public, m, plain(self.model)) for m in self.spec.modalities}
+
+    def evaluate(self) -> dict[str, float]:
+        """Test metrics of the server's task on held-out data."""
+        return score(self.spec, self.model, self.task, self.test)
+
+    def encoders(self, modalities: tuple[Modality, ...]) -> dict[str, Tensor]:
+        """The state dict of the encoders of some modalities, as participants load it."""
+        state = self.model.encoders.state_dict()
+        return {name: tensor for name, tensor in state.items() if name.partition(".")[0] in modalities}

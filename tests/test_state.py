@@ -1,0 +1,99 @@
+"""State on disk: trees come back as they were, versions make a repeated phase repeatable, damage is noticed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from fedapps.state import Store, load_tree, save_tree
+
+
+def trained() -> tuple[torch.nn.Linear, torch.optim.Adam]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_modules_and_optimisers_come_back(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_tree(tmp_path / "a.safetensors", {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    tree = load_tree(tmp_path / "a.safetensors")
+    other = torch.nn.Linear(3, 2)
+    other_optimizer = torch.optim.Adam(other.parameters())
+    other.load_state_dict(tree["model"])
+    other_optimizer.load_state_dict(tree["optimizer"])
+    for net, opt in ((model, optimizer), (other, other_optimizer)):
+        opt.zero_grad()
+        net(torch.ones(1, 3)).square().sum().backward()
+        opt.step()
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_reloaded_optimiser_moves_the_live_parameters(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_tree(tmp_path / "a.safetensors", optimizer.state_dict())
+    optimizer.load_state_dict(load_tree(tmp_path / "a.safetensors"))
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(before, model.weight)
+
+
+def test_plain_values_and_bfloat16(tmp_path: Path) -> None:
+    tree = {"n": 3, "f": 0.5, "none": None, "t": (1, "x"), 7: [torch.ones(2, dtype=torch.bfloat16)]}
+    save_tree(tmp_path / "a.safetensors", tree)
+    got = load_tree(tmp_path / "a.safetensors")
+    assert got[7][0].dtype == torch.bfloat16
+    assert {k: v for k, v in got.items() if k != 7} == {k: v for k, v in tree.items() if k != 7}
+
+
+def test_shared_tensors_are_saved(tmp_path: Path) -> None:
+    weight = torch.ones(2)
+    save_tree(tmp_path / "a.safetensors", {"a": weight, "b": weight, "view": torch.arange(6).view(2, 3).T})
+    got = load_tree(tmp_path / "a.safetensors")
+    assert torch.equal(got["a"], got["b"]) and torch.equal(got["view"], torch.arange(6).view(2, 3).T)
+
+
+def test_a_phase_loads_what_was_before_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for version in [(1, 1), (1, 2), (2, 1), (2, 2)]:
+        store.save(version, {"at": version})
+    assert store.load()["at"] == (2, 2)
+    assert store.load(before=(2, 2))["at"] == (2, 1)
+    assert store.load(before=(2, 1))["at"] == (1, 2)
+    assert Store(tmp_path / "new").load() is None
+
+
+def test_the_last_version_of_the_round_before_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for version in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]:
+        store.save(version, {})
+    assert store.versions() == [(2, 2), (3, 1)]
+
+
+def test_repeating_a_round_drops_what_came_later(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for version in [(1, 1), (2, 1), (2, 2)]:
+        store.save(version, {"at": version})
+    store.save((2, 1), {"at": "again"})
+    assert store.versions() == [(1, 1), (2, 1)]
+    assert store.load()["at"] == "again"
+
+
+def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_tree(path, {"w": torch.ones(1000)})
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(SafetensorError):
+        load_tree(path)
+
+
+def test_no_part_file_is_taken_for_a_version(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save((1, 1), {})
+    (tmp_path / "r00002-s0001.part").write_bytes(b"half")
+    assert store.versions() == [(1, 1)]
