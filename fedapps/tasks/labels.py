@@ -5,7 +5,7 @@ torchmetrics takes seconds to import, hence inside the functions that score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast
 
 import torch
@@ -101,26 +101,26 @@ class MultiLabel(Task):
         Labels without a positive sample have no average precision: they are left out of all but the loss, and
         counted as ``labels_left_out`` (a number, not percent). ValueError if that leaves none.
         """
-        from torchmetrics.functional.classification import (
-            multilabel_average_precision,
-            multilabel_f1_score,
-        )
+        from torchmetrics.functional.classification import binary_average_precision, binary_f1_score
 
         not_empty(target)
         kept = target.sum(0) > 0
-        labels = int(kept.sum())
-        if not labels:
+        if not kept.any():
             raise ValueError("no label has a positive sample in the test set")
         # Probabilities, as torchmetrics guesses whether it was given logits; double, as fp32 ties near 1.
         chance, truth = output[:, kept].double().sigmoid(), target[:, kept].long()
-        average = multilabel_average_precision(chance, truth, labels, average="macro")
+        labels = list(zip(chance.T, truth.T, strict=True))
         return {
-            "map": 100 * average.item(),
-            "macro_f1": 100 * multilabel_f1_score(chance, truth, labels, average="macro").item(),
-            "micro_f1": 100 * multilabel_f1_score(chance, truth, labels, average="micro").item(),
+            "map": _mean_percent(binary_average_precision(p, t) for p, t in labels),
+            "macro_f1": _mean_percent(binary_f1_score(p, t) for p, t in labels),
+            "micro_f1": 100 * binary_f1_score(chance.flatten(), truth.flatten()).item(),
             "loss": F.binary_cross_entropy_with_logits(output, target).item(),
-            "labels_left_out": float(target.shape[1] - labels),
+            "labels_left_out": float((~kept).sum()),
         }
+
+
+def _mean_percent(values: Iterable[Tensor]) -> float:
+    return 100 * torch.stack(list(values)).double().mean().item()
 
 
 class Segmentation(Task):

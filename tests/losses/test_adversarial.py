@@ -36,7 +36,10 @@ def test_an_encoder_step_leaves_the_discriminator_untouched():
 
 def test_steps_do_what_they_are_for():
     encoder, judge, x, real = players()
-    judging, encoding = torch.optim.Adam(judge.parameters(), 1e-2), torch.optim.Adam(encoder.parameters(), 1e-2)
+    judging, encoding = (
+        torch.optim.Adam(judge.parameters(), 1e-2),
+        torch.optim.Adam(encoder.parameters(), 1e-2),
+    )
     for player, loss in (
         (judging, lambda: discriminator_loss(judge, real, encoder(x))),
         (encoding, lambda: generator_loss(judge, encoder(x))),

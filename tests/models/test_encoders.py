@@ -30,7 +30,22 @@ def bert(tmp_path_factory) -> str:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder = tmp_path_factory.mktemp("bert")
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cat", "sun", "two", "dogs", "run", ".", ","]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "a",
+        "red",
+        "cat",
+        "sun",
+        "two",
+        "dogs",
+        "run",
+        ".",
+        ",",
+    ]
     (folder / "vocab.txt").write_text("\n".join(words))
     BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
     config = BertConfig(
@@ -119,7 +134,9 @@ def test_pixels_are_normalised_and_only_bytes_are_taken():
     assert not {"mean", "std"} & set(encoder.state_dict())
 
 
-@pytest.mark.parametrize(("modality", "name"), [("image", "cnn"), ("image", "resnet18"), *[("text", n) for n in TEXT]])
+@pytest.mark.parametrize(
+    ("modality", "name"), [("image", "cnn"), ("image", "resnet18"), *[("text", n) for n in TEXT]]
+)
 def test_a_batch_of_one_trains(modality, name):
     encoder = built(modality, name).train()
     x = pictures(1, 8, 8) if modality == "image" else encoder.tokenize(["sun"])
@@ -209,7 +226,7 @@ def test_own_models_by_dotted_path(monkeypatch):
         ("text", "own_models:Own", {}),
         ("image", "own_models:Own", {"shfit": 1}),
     ]:
-        with pytest.raises(UserError, match="own_models|no_such_module"):
+        with pytest.raises(UserError, match=r"own_models|no_such_module"):
             built(modality, name, **options)
 
 

@@ -1,0 +1,26 @@
+"""Every test runs on one torch thread, offline, with its own HOME for run folders."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> dict:
+    """A run-config of the tiny scenario, into a folder of this test."""
+    return {"scenario": "emoji-tiny", "results-dir": str(tmp_path / "runs"), "run-name": "r", "seed": 1}
