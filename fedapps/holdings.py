@@ -33,7 +33,7 @@ class Holdings:
             data.name,
             split,
             data_path=self.data_path,
-            columns=tuple(data.columns.items()),
+            columns=data.columns,
             image_size=data.image_size,
         )
 
@@ -85,7 +85,7 @@ class Holdings:
             entry = self.scenario.by_name[name]
             data = entry.data
             samples = self._load(data, "test")
-            rows = np.arange(len(samples))
+            rows = _labelled(samples, data)
             if data.partition == "natural" and data.by in samples:
                 own = np.unique(np.asarray(self.train(name)[data.by]))
                 mine = rows[np.isin(np.asarray(samples[data.by]), own)]
@@ -95,6 +95,7 @@ class Holdings:
 
     def _held_out(self, data: Data, where: str, rows: np.ndarray | None = None) -> Samples:
         samples = self._load(data, "test")
+        rows = _labelled(samples, data) if rows is None else rows
         rng = np.random.default_rng(seed_of("test", where))
         rows = _one_per(samples, data.one_per, rng, rows)
         if data.test_size is not None:
@@ -106,7 +107,9 @@ class Holdings:
     def _free(self, entry: Participant) -> np.ndarray:
         """Training rows that neither the public data nor an earlier entry of the same data set holds."""
         data = entry.data
-        taken = np.zeros(len(self._load(data, "train")), dtype=bool)
+        samples = self._load(data, "train")
+        taken = np.ones(len(samples), dtype=bool)
+        taken[_labelled(samples, data)] = False
         public = self.scenario.public
         if public is not None and public.name == data.name:
             taken[self.public_rows] = True
@@ -144,6 +147,11 @@ class Holdings:
             )
         except UserError as error:
             raise UserError(f"participants: {entry.name}: data: {error}") from error
+
+
+def _labelled(samples: Samples, data: Data) -> np.ndarray:
+    """The rows that have the label column; all rows where none is named."""
+    return np.arange(len(samples)) if data.label is None else samples.rows_with(data.label)
 
 
 def _one_per(

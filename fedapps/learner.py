@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedapps.data import Samples
+from fedapps.data import gallery as distinct
 from fedapps.errors import UserError
 from fedapps.models import Encoder, Model, build_encoder
 from fedapps.scenario import Data, Modality, Party, Train
@@ -33,7 +34,7 @@ def build_learner(party: Party, dim: int, samples: Samples, data: Data, *seed: o
     if party.task.name != "retrieval":
         if data.label is None:
             raise UserError(f"task {party.task.name}: data.label must name the label column of {data.name}")
-        options["classes"] = len(samples.classes[data.label])
+        options["num_classes"] = len(samples.classes[data.label])
     task = build_task(party.task.name, **options)
     return Model(encoders, task.head(encoders)), task
 
@@ -91,7 +92,7 @@ class View:
     """
 
     inputs: Mapping[Modality, Any]
-    target: Tensor
+    target: Any
     gallery: Mapping[Modality, Tensor]
     device: torch.device
 
@@ -126,21 +127,12 @@ def view(
     label = "concept" if retrieval else data.label
     if label is None or label not in samples:
         raise UserError(f"data {data.name}: there is no column '{label}' for task {party.task.name}")
-    target = torch.as_tensor(samples[label])
+    target = samples[label]
     gallery: dict[Modality, Tensor] = {}
     if retrieval:
-        pictures = samples["image_id"] if "image_id" in samples else np.arange(len(samples))
-        gallery["image"] = _first(zip(pictures, strict=True))
-        gallery["text"] = _first(zip(samples[label], samples[data.text], strict=True))
-    return View(inputs, target, gallery, device)
-
-
-def _first(keys: Any) -> Tensor:
-    """The first row of each distinct key, in order."""
-    seen: dict[Any, int] = {}
-    for row, key in enumerate(keys):
-        seen.setdefault(key, row)
-    return torch.tensor(list(seen.values()), dtype=torch.int64)
+        pictures, captions = distinct(samples, np.arange(len(samples)))
+        gallery = {"image": torch.from_numpy(pictures), "text": torch.from_numpy(captions)}
+    return View(inputs, torch.as_tensor(target) if isinstance(target, np.ndarray) else target, gallery, device)
 
 
 _TOKENS: dict[tuple, tuple[Samples, Tensor]] = {}
@@ -207,6 +199,6 @@ def score(
     else:
         chunks = torch.arange(len(view)).split(256)
         output = torch.cat([forward(party, model, view, rows, represent).cpu() for rows in chunks])
-        target = view.target
+        target = view.target[torch.arange(len(view))]
     model.train(mode)
     return task.score(output, target, **known)

@@ -1,4 +1,4 @@
-"""Scenarios: who takes part, with which data, modality, model and task. YAML in, a checked ``Scenario`` out."""
+"""Scenarios: who takes part, with which data, modality, model and task. YAML in, a checked object out."""
 
 from __future__ import annotations
 
@@ -37,14 +37,20 @@ class Data(_Part):
     name: str = Field(description="emoji, glosses, hf:<id> or path:<file or folder>")
     label: str | None = Field(None, description="label column, e.g. group, subgroup, tags:15, scene")
     text: str = Field("text", description="text column")
-    columns: dict[str, str] = Field(default_factory=dict, description="canonical name -> name in the data set")
-    image_size: int | None = Field(None, ge=8, description="side in pixels that pictures of hf:/path: are brought to")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="canonical name -> name in the data set"
+    )
+    image_size: int | None = Field(
+        None, ge=8, description="side in pixels that pictures of hf:/path: are brought to"
+    )
     partition: Literal["iid", "dirichlet", "pathological", "natural", "shards", "whole"] = "iid"
     by: str | None = Field(None, description="column that the partition goes by; default: the label")
     alpha: float = Field(1.0, gt=0, description="concentration of the Dirichlet partition")
     classes: int = Field(2, ge=1, description="classes per participant of the pathological partition")
     ids: list[str] | None = Field(None, description="values of `by` that natural participants get, in order")
-    size: int | None = Field(None, ge=1, description="training rows per participant; default: all of its partition")
+    size: int | None = Field(
+        None, ge=1, description="training rows per participant; default: all of its partition"
+    )
     min_size: int = Field(2, ge=1, description="smaller partitions are refused")
     test_size: int | None = Field(None, ge=1, description="test rows; default: all")
     one_per: str | None = Field(None, description="keep one row, drawn at random, per value of this column")
@@ -59,8 +65,12 @@ class Train(_Part):
     momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
     weight_decay: float = Field(0.0, ge=0)
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
-    schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate, over the rounds")
-    milestones: list[int] = Field(default_factory=list, description="rounds at which the rate is divided by ten")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="of the learning rate, over the rounds"
+    )
+    milestones: list[int] = Field(
+        default_factory=list, description="rounds at which the rate is divided by ten"
+    )
 
 
 class Named(_Part):
@@ -112,7 +122,7 @@ class Party(_Part):
 
 
 class Participant(Party):
-    """``count`` participants that are alike but for their rows; their names are ``<name>-0``, ``<name>-1``, …"""
+    """``count`` participants that are alike but for their rows, named ``<name>-0``, ``<name>-1``, …"""
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
     count: int = Field(1, ge=1)
@@ -134,7 +144,9 @@ class Scenario(_Part):
     description: str = ""
     dim: int = Field(64, ge=2, description="embedding dimension d of every representation")
     threads: int = Field(1, ge=1, description="torch threads of each process; results depend on it")
-    settings: dict[str, Any] = Field(default_factory=dict, description="run-config keys with this scenario's values")
+    settings: dict[str, Any] = Field(
+        default_factory=dict, description="run-config keys with this scenario's values"
+    )
     participants: list[Participant] = Field(min_length=1)
     public: Data | None = None
     server: Server | None = None
@@ -188,9 +200,31 @@ def load_scenario(name: str) -> Scenario:
 
     Raises ``UserError`` with file, line and key for the first thing that is wrong.
     """
+    path, text, values = _read(name)
+    try:
+        return Scenario.model_validate({"name": path.stem, **values})
+    except ValidationError as error:
+        raise UserError(_explain(error.errors()[0], path, text)) from error
+
+
+def mistakes(name: str) -> list[str]:
+    """A line for everything that ``load_scenario`` objects to; none for a good file."""
+    try:
+        path, text, values = _read(name)
+        Scenario.model_validate({"name": path.stem, **values})
+    except UserError as error:
+        return [str(error)]
+    except ValidationError as error:
+        return [_explain(each, path, text) for each in error.errors()]
+    return []
+
+
+def _read(name: str) -> tuple[Path, str, dict[str, Any]]:
+    """Path, text and values of a scenario file; ``UserError`` where it is missing or no YAML mapping."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else folder() / f"{name}.yaml"
     if not path.is_file():
-        what = f"there is no file {path.absolute()}" if "/" in name or path.suffix == ".yml" else f"there is no scenario '{name}'"
+        is_path = "/" in name or path.suffix == ".yml"
+        what = f"there is no file {path.absolute()}" if is_path else f"there is no scenario '{name}'"
         raise UserError(f"scenario: {what}{nearest(Path(name).stem, known())}")
     try:
         text = path.read_text(encoding="utf-8")
@@ -203,20 +237,30 @@ def load_scenario(name: str) -> Scenario:
         raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}:1: a scenario is a mapping of keys such as `participants:`")
-    try:
-        scenario = Scenario.model_validate({"name": path.stem, **values})
-    except ValidationError as error:
-        raise UserError(_explain(error, path, text)) from error
-    return scenario
+    if twice := _repeated(yaml.compose(text, yaml.SafeLoader)):
+        raise UserError(f"{path}:{twice.start_mark.line + 1}: {twice.value}: stands here twice")
+    return path, text, values
 
 
-def _explain(error: ValidationError, path: Path, text: str) -> str:
-    """The first validation error as ``file:line: key: what is wrong``."""
-    first = error.errors()[0]
-    where = [part for part in first["loc"] if not str(part).endswith("()")]
+def _repeated(node: Any) -> Any:
+    """The first key node that repeats a key of its mapping, which YAML would silently let win."""
+    seen: set[str] = set()
+    if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if key.value in seen:
+                return key
+            seen.add(str(key.value))
+    children = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
+    nested = children if isinstance(node, yaml.CollectionNode) else []
+    return next((found for child in nested if (found := _repeated(child)) is not None), None)
+
+
+def _explain(error: Any, path: Path, text: str) -> str:
+    """A validation error as ``file:line: key: what is wrong``."""
+    where = [part for part in error["loc"] if not str(part).endswith("()")]
     line = _line(text, where)
     key = ".".join(map(str, where)) or "scenario"
-    return f"{path}:{line}: {key}: {reason(first, fields_at(Scenario, where))}"
+    return f"{path}:{line}: {key}: {reason(error, fields_at(Scenario, where))}"
 
 
 def reason(error: Any, siblings: list[str]) -> str:
@@ -225,6 +269,8 @@ def reason(error: Any, siblings: list[str]) -> str:
         return f"unknown key{nearest(str(error['loc'][-1]), siblings)}"
     if error["type"] == "missing":
         return "is missing"
+    if error["type"] == "string_pattern_mismatch":
+        return f"must start with a letter and hold only letters, digits, '_' and '-', not {error['input']!r}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should", "must")
     shown = error.get("input")
     return message if isinstance(shown, dict | list) or shown is None else f"{message}, not {shown!r}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -33,17 +33,29 @@ class Settings(BaseModel):
     )
 
     algo: str = Field("fedafd", description="the method: see `fedapps list`")
-    scenario: str = Field("emoji-quick", description="the scenario: a name (`fedapps list --scenarios`) or a YAML file")
+    scenario: str = Field(
+        "emoji-quick", description="the scenario: a name (`fedapps list --scenarios`) or a YAML file"
+    )
     num_server_rounds: int = Field(10, ge=1, description="rounds")
     local_epochs: int = Field(1, ge=1, description="epochs on private data in a round")
-    batch_size: int | None = Field(None, ge=1, description="of all participants; default: what the scenario says")
-    learning_rate: float | None = Field(None, gt=0, description="of all participants; default: what the scenario says")
+    batch_size: int | None = Field(
+        None, ge=1, description="of all participants; default: what the scenario says"
+    )
+    learning_rate: float | None = Field(
+        None, gt=0, description="of all participants; default: what the scenario says"
+    )
     seed: int = Field(1, ge=0, description="of every random draw, the partition of the data included")
-    fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
+    fraction_train: float = Field(
+        1.0, gt=0, le=1, description="share of the participants that train in a round"
+    )
     min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
-    round_timeout: float = Field(3600.0, gt=0, description="seconds to wait for participants and for replies of a phase")
+    round_timeout: float = Field(
+        3600.0, gt=0, description="seconds to wait for participants and for replies of a phase"
+    )
     results_dir: str = Field(AUTO, description="where run folders lie; auto: ~/.fedapps/runs")
-    run_name: str = Field(AUTO, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="auto: algo-scenario-seed-time")
+    run_name: str = Field(
+        AUTO, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="auto: algo-scenario-seed-time"
+    )
     resume: bool = Field(False, description="continue the run folder `run-name` from its last checkpoint")
     device: Literal["auto", "cpu", "cuda"] = Field(AUTO, description="auto: a GPU where there is one")
     params: Params = Params()
@@ -66,11 +78,27 @@ class Settings(BaseModel):
 
 def keys() -> dict[str, str]:
     """Every run-config key of every method, with its description."""
-    found = {info.alias or name: info.description or "" for name, info in Settings.model_fields.items() if name != "params"}
+    found = {
+        info.alias or name: info.description or ""
+        for name, info in Settings.model_fields.items()
+        if name != "params"
+    }
     for algo, entry in METHODS.items():
         for name, info in entry.params.model_fields.items():
             found[f"{algo}.{info.alias or name}"] = info.description or ""
     return found
+
+
+def text_keys() -> set[str]:
+    """The keys whose values are text, even where they look like numbers."""
+    fields = {info.alias or name: info for name, info in Settings.model_fields.items()}
+    for algo, entry in METHODS.items():
+        fields |= {f"{algo}.{info.alias or name}": info for name, info in entry.params.model_fields.items()}
+    return {
+        key
+        for key, info in fields.items()
+        if info.annotation is str or get_origin(info.annotation) is Literal
+    }
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[Settings, Scenario]:
@@ -80,15 +108,20 @@ def read(run_config: Mapping[str, Any]) -> tuple[Settings, Scenario]:
         _known(key, "")
     algo = said.get("algo", Settings.model_fields["algo"].default)
     params_class = method(str(algo)).params
+    for key in said:
+        if "." in key and not key.startswith(f"{algo}."):
+            raise UserError(f"{key}: is a key of {key.partition('.')[0]}, and algo is {algo}")
     name = said.get("scenario", Settings.model_fields["scenario"].default)
     scenario = load_scenario(str(name))
+    where = f"scenario {scenario.name}: settings: "
     for key in scenario.settings:
-        _known(key, f"scenario {scenario.name}: settings: ")
-    merged = {**scenario.settings, **said, "algo": algo, "scenario": name}
+        _known(key, where)
+    merged = {**_numbers(scenario.settings), **said, "algo": algo, "scenario": name}
+    origin = {key: where for key in scenario.settings if key not in said}
     own = {key.removeprefix(f"{algo}."): value for key, value in merged.items() if key.startswith(f"{algo}.")}
     general = {key: value for key, value in merged.items() if "." not in key}
-    params = _checked(params_class, own, f"{algo}.")
-    settings = _checked(Settings, {**general, "params": params}, "")
+    params = _checked(params_class, own, f"{algo}.", origin)
+    settings = _checked(Settings, {**general, "params": params}, "", origin)
     override = {
         key: value
         for key, value in (("learning_rate", settings.learning_rate), ("batch_size", settings.batch_size))
@@ -102,8 +135,21 @@ def _known(key: str, where: str) -> None:
         raise UserError(f"{where}unknown key '{key}'{nearest(key, keys())}")
 
 
-def _checked(model: type[Any], values: dict[str, Any], prefix: str) -> Any:
-    """``model(**values)``, with its first error as one line."""
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values from YAML, which reads ``1e-3`` as text: numbers in text become numbers, but for text keys."""
+    text = text_keys()
+    return {key: value if key in text else _number(value) for key, value in values.items()}
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _checked(model: type[Any], values: dict[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:
+    """``model(**values)``, with its first error as one line; ``origin`` says which keys the scenario set."""
     floats = {
         info.alias or name
         for name, info in model.model_fields.items()
@@ -114,12 +160,14 @@ def _checked(model: type[Any], values: dict[str, Any], prefix: str) -> Any:
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{prefix}{first['loc'][0]}: {reason(first, [])}") from error
+        key = f"{prefix}{first['loc'][0]}"
+        raise UserError(f"{origin.get(key, '')}{key}: {reason(first, [])}") from error
 
 
 def _retrained(scenario: Scenario, override: dict[str, Any]) -> Scenario:
     """The scenario with the run-config's learning rate and batch size for every participant."""
     entries = [
-        entry.model_copy(update={"train": entry.train.model_copy(update=override)}) for entry in scenario.participants
+        entry.model_copy(update={"train": entry.train.model_copy(update=override)})
+        for entry in scenario.participants
     ]
     return scenario.model_copy(update={"participants": entries})

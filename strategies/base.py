@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any
 
@@ -36,13 +36,17 @@ class RunFailed(Exception):
     """The run cannot go on; the message says why and what would help."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Reply:
-    """What one participant answered in a phase."""
+    """What one participant answered in a phase; ``test`` where the phase ended with an evaluation."""
 
-    records: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
-    num_examples: int = 0
+    records: dict[str, dict[str, Tensor]]
+    metrics: dict[str, float]
+    num_examples: int
+    seconds: float
+    bytes_up: int
+    test: dict[str, float] | None
+    num_tested: int
 
 
 class Strategy(FlowerStrategy):
@@ -249,24 +253,18 @@ class Strategy(FlowerStrategy):
         for node, message in self.exchange(messages):
             for name in (name for name in asked if self.nodes[name] == node):
                 try:
-                    replies[name] = self.open(phase, name, message, sent[name])
+                    replies[name] = self.open(phase, name, message)
                 except wire.WireError as error:
                     failures[name] = str(error)
-        for name in asked:
-            if name not in replies:
-                reason = failures.get(name, f"no reply within {self.settings.round_timeout:.0f} s")
-                log(WARNING, "round %d, %s: %s left out: %s", self.round, phase, name, reason)
-                self.run.row(self.round, phase, name, error=reason)
-        if phase != "evaluate":
-            metrics = self.means({name: reply.metrics for name, reply in replies.items()})
-            self.run.row(self.round, phase, "mean", metrics=metrics, seconds=round(time.monotonic() - started, 3))
+        replies = {name: replies[name] for name in asked if name in replies}  # not in the order of arrival
+        self.record(phase, asked, replies, failures, sent, time.monotonic() - started)
         if len(replies) < min(self.settings.min_participants, len(asked)) or (asked and not replies):
-            why = "; ".join(f"{name}: {failures.get(name, 'no reply')}" for name in asked if name not in replies)
+            why = "; ".join(f"{name}: {failures[name]}" for name in asked if name in failures)
             raise RunFailed(
                 f"round {self.round}, {phase}: {len(replies)} good replies, min-participants is "
                 f"{self.settings.min_participants} ({why})"
             )
-        return {name: replies[name] for name in asked if name in replies}
+        return replies
 
     def config(self, participants: list[str]) -> ConfigRecord:
         """What every message tells."""
@@ -330,8 +328,8 @@ class Strategy(FlowerStrategy):
             if waiting:
                 time.sleep(min(max(0.02, 0.05 * waited), 1.0))  # look often at first, then each second
 
-    def open(self, phase: str, name: str, message: Message, sent: int) -> Reply:
-        """One participant's part of a node's reply, checked and recorded."""
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """One participant's part of a node's reply; ``WireError`` if anything about it is wrong."""
         if message.has_error():
             raise wire.WireError(_last_line(message.error.reason))
         records = wire.records_of(message.content, name)
@@ -341,29 +339,55 @@ class Strategy(FlowerStrategy):
             raise wire.WireError("the reply holds nothing of this participant")
         arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
         scenario = self.scenario.dump()
-        wire.check(
-            {record: wire.read_layout(value) for record, value in arrays.items()},
-            self.method.wire[phase].up,
-            sizes(scenario),
-            known_layouts(scenario),
-        )
+        layouts = {record: wire.read_layout(value) for record, value in arrays.items()}
+        wire.check(layouts, self.method.wire[phase].up, sizes(scenario), known_layouts(scenario))
         tensors = {record: wire.unpack(value) for record, value in arrays.items()}
         for record, content in tensors.items():
             if bad := wire.non_finite(content):
                 raise wire.WireError(f"'{record}/{bad}' holds NaN or infinity")
         metrics = _numbers(records[wire.METRICS])
-        num_examples, seconds = int(metrics.pop("num-examples")), round(metrics.pop("seconds"), 3)
-        reply = Reply(tensors, metrics, num_examples)
-        traffic = {"bytes_up": wire.num_bytes(arrays.values()), "bytes_down": sent, "seconds": seconds}
+        test = _numbers(records[wire.EVALUATE]) if wire.EVALUATE in records else None
+        return Reply(
+            tensors,
+            num_examples=int(metrics.pop("num-examples")),
+            seconds=metrics.pop("seconds"),
+            metrics=metrics,
+            bytes_up=wire.num_bytes(arrays.values()),
+            num_tested=int(test.pop("num-examples")) if test else 0,
+            test=test,
+        )
+
+    def record(
+        self,
+        phase: str,
+        asked: list[str],
+        replies: dict[str, Reply],
+        failures: dict[str, str],
+        sent: dict[str, int],
+        seconds: float,
+    ) -> None:
+        """Rows of a phase, in the order of the scenario; ``failures`` gets those that did not answer."""
+        for name in asked:
+            reply = replies.get(name)
+            if reply is None:
+                reason = failures.setdefault(name, f"no reply within {self.settings.round_timeout:.0f} s")
+                log(WARNING, "round %d, %s: %s left out: %s", self.round, phase, name, reason)
+                self.run.row(self.round, phase, name, error=reason)
+                continue
+            traffic = {"bytes_up": reply.bytes_up, "bytes_down": sent[name], "seconds": round(reply.seconds, 3)}
+            if phase != "evaluate":
+                self.run.row(
+                    self.round, phase, name, metrics=reply.metrics, num_examples=reply.num_examples, **traffic
+                )
+                traffic = {}
+            if reply.test is not None:
+                self.run.row(
+                    self.round, "evaluate", name, metrics=reply.test, num_examples=reply.num_tested, **traffic
+                )
+                self.evaluated[name] = reply.test
         if phase != "evaluate":
-            self.run.row(self.round, phase, name, metrics=metrics, num_examples=num_examples, **traffic)
-            traffic = {}
-        if wire.EVALUATE in records:
-            test = _numbers(records[wire.EVALUATE])
-            tested = int(test.pop("num-examples"))
-            self.run.row(self.round, "evaluate", name, metrics=test, num_examples=tested, **traffic)
-            self.evaluated[name] = test
-        return reply
+            metrics = self.means({name: reply.metrics for name, reply in replies.items()})
+            self.run.row(self.round, phase, "mean", metrics=metrics, seconds=round(seconds, 3))
 
     def means(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Plain means over the participants of a kind, as ``<kind>/<metric>``."""

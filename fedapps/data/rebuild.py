@@ -36,7 +36,7 @@ ICONIFY = {
     "noto-v1": "@iconify-json/noto-v1@1.2.5",
 }
 NAMED_BY_OTHERS = ("emojione", "noto-v1")  # sets without a code point table: found by the names of other sets
-# emojione's "cricket" is the game, not the insect; its two keycaps are names that only other sets give it.
+# emojione draws "cricket" as the game, not the insect; the set has no two of the keycaps under its own names.
 LEFT_OUT = {("emojione", name) for name in ("cricket", "keycap: #", "keycap: *")}
 LAYERS = {
     "color": 1,

@@ -90,7 +90,7 @@ class ResNet(ImageEncoder):
 
 def _load(net: nn.Module, name: str, source: str) -> None:
     """Load torchvision weights by name or from a file, the classifier left out."""
-    state = _read(Path(source)) if Path(source).suffix else _download(name, source)
+    state = _read(Path(_existing(source))) if Path(source).suffix else _download(name, source)
     state = {key: value for key, value in state.items() if not key.startswith("fc.")}
     missing, unexpected = net.load_state_dict(state, strict=False)
     wrong = [key for key in missing if not key.startswith("fc.")] + unexpected
@@ -101,8 +101,6 @@ def _load(net: nn.Module, name: str, source: str) -> None:
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
-    if not path.is_file():
-        raise UserError(f"pretrained weights: there is no file {path}")
     if path.suffix == ".safetensors":
         from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""The run folder: ``run.json``, ``metrics.jsonl``, ``checkpoint/``; written so that nothing recorded is lost."""
+"""The run folder: ``run.json``, ``metrics.jsonl``, ``checkpoint/``; written so that nothing is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fedapps.state import Store
 
 
 def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def default_run_name(settings: Settings) -> str:
@@ -85,7 +85,8 @@ class RunFolder:
             "settings": settings.flat(),
             "scenario": json.loads(scenario.dump()),
             "versions": {
-                name: version(name) for name in ("fedapps", "flwr", "torch", "torchvision", "transformers", "numpy")
+                name: version(name)
+                for name in ("fedapps", "flwr", "torch", "torchvision", "transformers", "numpy")
             },
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
@@ -109,7 +110,9 @@ class RunFolder:
         for key in self.about["settings"].keys() | about["settings"].keys():
             old, new = self.about["settings"].get(key), about["settings"].get(key)
             if key not in free and old != new:
-                raise UserError(f"resume: {key} was {old!r} in that run and is {new!r} now; leave it as it was")
+                raise UserError(
+                    f"resume: {key} was {old!r} in that run and is {new!r} now; leave it as it was"
+                )
         if self.about["scenario"] != about["scenario"]:
             raise UserError(f"resume: the scenario {about['scenario']['name']} has changed since that run")
         self.about["settings"] = about["settings"]

@@ -21,18 +21,23 @@ class Progress:
         self.scenario = scenario
         self.num_rounds = num_rounds
         self.first = first
-        self.started = time.monotonic()
+        self.started = self.last = time.monotonic()
 
     def round_done(self, server_round: int) -> None:
-        spent = time.monotonic() - self.started
+        """Log the line of a round, and record the seconds since the line before (first: since the start)."""
+        now = time.monotonic()
+        self.run.row(server_round, "round", "server", seconds=round(now - self.last, 3))
+        spent, self.last = now - self.started, now
         left = spent / (server_round - self.first + 1) * (self.num_rounds - server_round)
         rows = [row for row in self.run.rows() if row["round"] == server_round and row["phase"] == "evaluate"]
         shown = " · ".join(self._figures(rows))
-        log(INFO, "[round %d/%d] %s · %.0f s, %.0f s to go", server_round, self.num_rounds, shown, spent, left)
+        log(
+            INFO, "[round %d/%d] %s · %.0f s, %.0f s to go", server_round, self.num_rounds, shown, spent, left
+        )
 
     def _figures(self, rows: list[dict[str, Any]]) -> list[str]:
-        mean = next((row["metrics"] for row in rows if row["participant"] == "mean"), {})
-        server = next((row["metrics"] for row in rows if row["participant"] == "server"), {})
+        by_party = {row["participant"]: row.get("metrics", {}) for row in rows}
+        mean, server = by_party.get("mean", {}), by_party.get("server", {})
         figures = []
         for entry in self.scenario.participants:
             metric = TASKS[entry.task.name].primary
