@@ -67,7 +67,7 @@ class FedAFD:
         self.gff_optimizer = Adam(self.gff.parameters(), lr=p.gff_learning_rate, weight_decay=p.gff_weight_decay)
         games = {m: "all" if p.shared_discriminators else m for m in modalities}
         self.D_in, self.D_cr = (
-            nn.ModuleDict({g: Discriminator(dim, p.double_sigmoid) for g in set(games.values())}).to(me.device)
+            nn.ModuleDict({g: Discriminator(dim, p.double_sigmoid) for g in dict.fromkeys(games.values())}).to(me.device)
             for _ in range(2)
         )
         self.games = games

@@ -37,20 +37,14 @@ class Data(_Part):
     name: str = Field(description="emoji, glosses, hf:<id> or path:<file or folder>")
     label: str | None = Field(None, description="label column, e.g. group, subgroup, tags:15, scene")
     text: str = Field("text", description="text column")
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="canonical name -> name in the data set"
-    )
-    image_size: int | None = Field(
-        None, ge=8, description="side in pixels that pictures of hf:/path: are brought to"
-    )
+    columns: dict[str, str] = Field(default_factory=dict, description="canonical name -> name in the data set")
+    image_size: int | None = Field(None, ge=8, description="side in pixels that pictures of hf:/path: are brought to")
     partition: Literal["iid", "dirichlet", "pathological", "natural", "shards", "whole"] = "iid"
     by: str | None = Field(None, description="column that the partition goes by; default: the label")
     alpha: float = Field(1.0, gt=0, description="concentration of the Dirichlet partition")
     classes: int = Field(2, ge=1, description="classes per participant of the pathological partition")
     ids: list[str] | None = Field(None, description="values of `by` that natural participants get, in order")
-    size: int | None = Field(
-        None, ge=1, description="training rows per participant; default: all of its partition"
-    )
+    size: int | None = Field(None, ge=1, description="training rows per participant; default: all of its partition")
     min_size: int = Field(2, ge=1, description="smaller partitions are refused")
     test_size: int | None = Field(None, ge=1, description="test rows; default: all")
     one_per: str | None = Field(None, description="keep one row, drawn at random, per value of this column")
@@ -65,12 +59,8 @@ class Train(_Part):
     momentum: float = Field(0.9, ge=0, lt=1, description="of sgd")
     weight_decay: float = Field(0.0, ge=0)
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
-    schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="of the learning rate, over the rounds"
-    )
-    milestones: list[int] = Field(
-        default_factory=list, description="rounds at which the rate is divided by ten"
-    )
+    schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate, over the rounds")
+    milestones: list[int] = Field(default_factory=list, description="rounds at which the rate is divided by ten")
 
 
 class Named(_Part):
@@ -144,9 +134,7 @@ class Scenario(_Part):
     description: str = ""
     dim: int = Field(64, ge=2, description="embedding dimension d of every representation")
     threads: int = Field(1, ge=1, description="torch threads of each process; results depend on it")
-    settings: dict[str, Any] = Field(
-        default_factory=dict, description="run-config keys with this scenario's values"
-    )
+    settings: dict[str, Any] = Field(default_factory=dict, description="run-config keys with this scenario's values")
     participants: list[Participant] = Field(min_length=1)
     public: Data | None = None
     server: Server | None = None

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedapps import checks
 from fedapps.holdings import Holdings
 from fedapps.results.folder import RunFolder
+from fedapps.results.plots import plot_runs
 from fedapps.results.summary import summarise
 from fedapps.settings import read
 
@@ -29,10 +30,18 @@ def main(grid: Grid, context: Context) -> None:
         strategy = entry.load_strategy()(settings, scenario, holdings, run)
         strategy.summary()
         strategy.start(grid)
-        summarise(run.path)
+        _report(run)
     except BaseException as error:
         run.end(f"{type(error).__name__}: {error}")
         log(ERROR, "run failed: %s", error)
+        if any("metrics" in row for row in run.rows()):
+            _report(run)
         raise
     run.end()
     log(INFO, "run folder: %s", run.path)
+
+
+def _report(run: RunFolder) -> None:
+    """``summary.json`` and plots of what the run has recorded."""
+    summarise(run.path)
+    plot_runs([run.path])

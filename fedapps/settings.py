@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, get_origin
+from typing import Any, Final, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from fedapps.errors import UserError
 from fedapps.hints import nearest
 from fedapps.methods import METHODS, Params, method
 from fedapps.scenario import Scenario, load_scenario, reason
 
-AUTO = "auto"
+AUTO: Final = "auto"
 
 
 class Settings(BaseModel):
@@ -33,29 +34,19 @@ class Settings(BaseModel):
     )
 
     algo: str = Field("fedafd", description="the method: see `fedapps list`")
-    scenario: str = Field(
-        "emoji-quick", description="the scenario: a name (`fedapps list --scenarios`) or a YAML file"
-    )
+    scenario: str = Field("emoji-quick", description="the scenario: a name (`fedapps list --scenarios`) or a YAML file")
     num_server_rounds: int = Field(10, ge=1, description="rounds")
     local_epochs: int = Field(1, ge=1, description="epochs on private data in a round")
-    batch_size: int | None = Field(
-        None, ge=1, description="of all participants; default: what the scenario says"
-    )
-    learning_rate: float | None = Field(
-        None, gt=0, description="of all participants; default: what the scenario says"
-    )
+    batch_size: int | None = Field(None, ge=1, description="of all participants; default: what the scenario says")
+    learning_rate: float | None = Field(None, gt=0, description="of all participants; default: what the scenario says")
     seed: int = Field(1, ge=0, description="of every random draw, the partition of the data included")
-    fraction_train: float = Field(
-        1.0, gt=0, le=1, description="share of the participants that train in a round"
-    )
+    fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
     min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
     round_timeout: float = Field(
         3600.0, gt=0, description="seconds to wait for participants and for replies of a phase"
     )
     results_dir: str = Field(AUTO, description="where run folders lie; auto: ~/.fedapps/runs")
-    run_name: str = Field(
-        AUTO, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="auto: algo-scenario-seed-time"
-    )
+    run_name: str = Field(AUTO, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="auto: algo-scenario-seed-time")
     resume: bool = Field(False, description="continue the run folder `run-name` from its last checkpoint")
     device: Literal["auto", "cpu", "cuda"] = Field(AUTO, description="auto: a GPU where there is one")
     params: Params = Params()
@@ -76,35 +67,28 @@ class Settings(BaseModel):
         return values | {f"{self.algo}.{k}": v for k, v in self.params.model_dump(by_alias=True).items()}
 
 
-def keys() -> dict[str, str]:
-    """Every run-config key of every method, with its description."""
-    found = {
-        info.alias or name: info.description or ""
-        for name, info in Settings.model_fields.items()
-        if name != "params"
-    }
+def fields() -> dict[str, FieldInfo]:
+    """Every run-config key of every method, with its type, default and description."""
+    found = {info.alias or name: info for name, info in Settings.model_fields.items() if name != "params"}
     for algo, entry in METHODS.items():
-        for name, info in entry.params.model_fields.items():
-            found[f"{algo}.{info.alias or name}"] = info.description or ""
+        found |= {f"{algo}.{info.alias or name}": info for name, info in entry.params.model_fields.items()}
     return found
 
 
-def text_keys() -> set[str]:
-    """The keys whose values are text, even where they look like numbers."""
-    fields = {info.alias or name: info for name, info in Settings.model_fields.items()}
-    for algo, entry in METHODS.items():
-        fields |= {f"{algo}.{info.alias or name}": info for name, info in entry.params.model_fields.items()}
-    return {
-        key
-        for key, info in fields.items()
-        if info.annotation is str or get_origin(info.annotation) is Literal
-    }
+def keys() -> dict[str, str]:
+    """Every run-config key of every method, with its description."""
+    return {key: info.description or "" for key, info in fields().items()}
+
+
+def is_text(info: FieldInfo) -> bool:
+    """Whether a key's value is text, even where it looks like a number."""
+    return info.annotation is str or get_origin(info.annotation) is Literal
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[Settings, Scenario]:
     """Check a run-config and the scenario that it names. Raises ``UserError`` with one line."""
     said = {key: value for key, value in run_config.items() if value != AUTO}
-    for key in said:
+    for key in run_config:
         _known(key, "")
     algo = said.get("algo", Settings.model_fields["algo"].default)
     params_class = method(str(algo)).params
@@ -137,8 +121,8 @@ def _known(key: str, where: str) -> None:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values from YAML, which reads ``1e-3`` as text: numbers in text become numbers, but for text keys."""
-    text = text_keys()
-    return {key: value if key in text else _number(value) for key, value in values.items()}
+    known = fields()
+    return {key: value if is_text(known[key]) else _number(value) for key, value in values.items()}
 
 
 def _number(value: Any) -> Any:
@@ -151,9 +135,7 @@ def _number(value: Any) -> Any:
 def _checked(model: type[Any], values: dict[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:
     """``model(**values)``, with its first error as one line; ``origin`` says which keys the scenario set."""
     floats = {
-        info.alias or name
-        for name, info in model.model_fields.items()
-        if info.annotation in (float, float | None)
+        info.alias or name for name, info in model.model_fields.items() if info.annotation in (float, float | None)
     }
     values = {k: float(v) if k in floats and type(v) is int else v for k, v in values.items()}
     try:
@@ -167,7 +149,6 @@ def _checked(model: type[Any], values: dict[str, Any], prefix: str, origin: Mapp
 def _retrained(scenario: Scenario, override: dict[str, Any]) -> Scenario:
     """The scenario with the run-config's learning rate and batch size for every participant."""
     entries = [
-        entry.model_copy(update={"train": entry.train.model_copy(update=override)})
-        for entry in scenario.participants
+        entry.model_copy(update={"train": entry.train.model_copy(update=override)}) for entry in scenario.participants
     ]
     return scenario.model_copy(update={"participants": entries})

@@ -8,7 +8,7 @@ One row per picture; the rows of a split are in the order of the vendors, then o
 | ``text`` | caption: the name and the tags that say more than it |
 | ``name``, ``tags`` | ``list[str]``, ``list[list[str]]`` |
 | ``concept`` | int64 ``[N]``: what is drawn; the same number in all vendors and both splits |
-| ``vendor``, ``group``, ``subgroup``, ``author`` | int64 ``[N]``: 6, 9, 98 and 96 classes (author: of OpenMoji's picture) |
+| ``vendor``, ``group``, ``subgroup``, ``author`` | int64 ``[N]``: 6, 9, 98, 96 classes (author: of OpenMoji's) |
 | ``subgroup:K`` | int64 ``[N]``: the K subgroups with most training concepts; the other rows have none |
 | ``tags:K`` | float32 ``[N, K]``: which of the K commonest training tags a concept has (K to 100) |
 | ``mask`` | int64 ``[N, 32, 32]``: 1 where there is a drawing |

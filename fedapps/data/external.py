@@ -7,12 +7,18 @@ Where a row has a list of captions, each caption becomes a row; ``picture`` numb
 
 from __future__ import annotations
 
+import contextlib
 import io
+import socket
+from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import getproxies
 
 import datasets
+import huggingface_hub
 import numpy as np
 import torch
 from PIL import Image
@@ -32,15 +38,16 @@ def load(name: str, split: str, data_path: str | None, columns: dict[str, str], 
     wanted = ("train",) if split == "train" else TEST_SPLITS
     found = next((key for key in wanted if key in tables), None)
     if found is None:
-        raise UserError(f"data: '{name}' has no {split} split, only {', '.join(tables)}: name files or folders '{split}'")
+        here = ", ".join(tables)
+        raise UserError(f"data: '{name}' has no {split} split, only {here}: name files or folders '{split}'")
     mapping = columns or {key: key for key in CANONICAL if key in tables[found].column_names}
     for key, source in mapping.items():
         if source not in tables[found].column_names:
             here = ", ".join(tables[found].column_names)
             raise UserError(f"data: '{name}' has no column '{source}' (wanted as '{key}'); it has {here}")
     if not mapping:
-        here = ", ".join(tables[found].column_names)
-        raise UserError(f"data: '{name}' has the columns {here}: say which is which, e.g. columns: {{image: {here.split(', ')[0]}}}")
+        here, first = ", ".join(tables[found].column_names), tables[found].column_names[0]
+        raise UserError(f"data: '{name}' has the columns {here}: say which is which, e.g. columns: {{image: {first}}}")
     return _samples(name, tables, found, mapping, folder, size)
 
 
@@ -53,7 +60,9 @@ def _tables(name: str, data_path: str | None) -> tuple[datasets.DatasetDict, Pat
     if kind == "path":
         path = Path(data_path or ".", rest).expanduser()
         if not path.exists():
-            raise UserError(f"data: there is no {path.absolute()} for '{name}'; `data-path` of the node says where data lie")
+            raise UserError(
+                f"data: there is no {path.absolute()} for '{name}'; a node's `data-path` says where data lie"
+            )
         return _local(str(path.absolute()))
     if data_path is not None:
         base = Path(data_path).expanduser()
@@ -68,6 +77,7 @@ def _tables(name: str, data_path: str | None) -> tuple[datasets.DatasetDict, Pat
 @lru_cache(maxsize=4)
 def _hub(name: str) -> datasets.DatasetDict:
     dataset, _, configuration = name.partition(":")
+    _skip_hopeless_retries()
     try:
         return datasets.load_dataset(dataset, configuration or None)
     except Exception as error:  # the library raises a dozen kinds for: offline, unknown, gated, no configuration
@@ -78,7 +88,31 @@ def _hub(name: str) -> datasets.DatasetDict:
         ) from error
 
 
+def _skip_hopeless_retries() -> None:
+    """Without a name server the library retries for half a minute: tell it that it is offline (its cache works)."""
+    host = urlparse(datasets.config.HF_ENDPOINT).hostname
+    if not datasets.config.HF_HUB_OFFLINE and not getproxies():
+        try:
+            socket.getaddrinfo(host, 443)
+        except OSError:
+            datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """No progress bars: reading local files is quick."""
+    if datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
+
+
 @lru_cache(maxsize=4)
+@_silent()
 def _local(where: str) -> tuple[datasets.DatasetDict, Path]:
     path = Path(where)
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from fedapps.data.samples import Samples
 
 FOLDER = Path(__file__).parent / "glosses"
-CLASSES = "artifact person plant animal act communication location substance food body".split()
+CLASSES = ["artifact", "person", "plant", "animal", "act", "communication", "location", "substance", "food", "body"]
 
 
 def load(split: str) -> Samples:

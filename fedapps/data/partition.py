@@ -45,9 +45,9 @@ def partition(
     """Deal ``rows`` (row numbers of ``samples``) out to ``num`` participants.
 
     kind: ``iid``; ``dirichlet`` (the share of each class of ``by`` from Dir(``alpha``), arXiv:1905.12022);
-        ``pathological`` (``classes`` classes of ``by`` each); ``natural`` (one value of ``by`` each: ``ids``,
-        else those with most rows); ``shards`` (two shards of the rows sorted by ``by``, arXiv:1602.05629);
-        ``whole`` (all rows; for one participant).
+        ``pathological`` (``classes`` classes of ``by`` each; a class that nobody draws is left out);
+        ``natural`` (one value of ``by`` each: ``ids``, else those with most rows); ``shards`` (two shards of
+        the rows sorted by ``by``, arXiv:1602.05629); ``whole`` (all rows; for one participant).
     by: a label column; of the kinds above only ``iid`` and ``whole`` need none.
     size: rows that each participant keeps, drawn at random from its partition; default: all.
 
@@ -68,7 +68,7 @@ def partition(
         return [order[part] for part in _cut(kind, labels, len(rows), num, draw, alpha, classes, smallest)]
 
     if num < 1 or (kind == "whole" and num != 1):
-        raise UserError(f"partition: {_text(settings)}: needs {'one participant' if kind == 'whole' else 'participants'}")
+        raise UserError(f"partition: {_text(settings)}: num must be {'1' if kind == 'whole' else 'at least 1'}")
     if num > len(rows):
         raise UserError(f"partition: {_text(settings)}: there are fewer rows than participants")
     if kind == "pathological" and values is not None and classes > len(set(values.tolist())):
@@ -109,7 +109,7 @@ def _values(samples: Samples, rows: np.ndarray, kind: str, by: str | None) -> np
     if isinstance(column, list) and column and isinstance(column[0], str):
         column = np.array(column)
     if not isinstance(column, np.ndarray) or column.ndim != 1:
-        raise UserError(f"partition: `by: {by}` has no single value in a row; use a label column such as {_some(samples)}")
+        raise UserError(f"partition: `by: {by}` is no label with one value a row; such are {_some(samples)}")
     return column[rows]
 
 
@@ -151,7 +151,8 @@ def _natural(
     else:
         ids = sorted(shown, key=lambda name: (-counts[shown[name]], name))
     if num > len(ids):
-        raise UserError(f"partition: kind natural, by {by}: {num} participants but {len(ids)} values: {', '.join(ids[:9])}")
+        few = ", ".join(ids[:9])
+        raise UserError(f"partition: kind natural, by {by}: {num} participants but {len(ids)} values: {few}")
     chosen = [shown[name] for name in ids[:num]]
     partitioner = flower.NaturalIdPartitioner("by")
     parts = _load(partitioner, {"row": order, "by": values[order]}, len(counts))

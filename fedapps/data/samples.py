@@ -40,7 +40,7 @@ class Lazy:
 Column = torch.Tensor | np.ndarray | list[str] | list[list[str]] | Lazy
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Samples:
     """Rows of one data set: columns of equal length, read as ``samples["image"][indices]``.
 
@@ -57,9 +57,9 @@ class Samples:
     """
 
     size: int
-    columns: dict[str, Column | Callable[[], Column]]
-    classes: dict[str, list[str]] = field(default_factory=dict)
-    absent: dict[str, np.ndarray] = field(default_factory=dict)
+    columns: dict[str, Column | Callable[[], Column]] = field(repr=False)
+    classes: dict[str, list[str]] = field(default_factory=dict, repr=False)
+    absent: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return self.size
@@ -90,6 +90,7 @@ class Samples:
     def select(self, rows: np.ndarray | slice) -> Samples:
         """The same columns with these rows, in this order (a slice shares memory)."""
         numbers = np.arange(self.size)[rows]
+        rows = rows if isinstance(rows, slice) else numbers
         return Samples(
             len(numbers),
             {name: partial(_take, self, name, rows, numbers) for name in self.columns},

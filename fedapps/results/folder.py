@@ -34,18 +34,32 @@ def run_path(settings: Settings) -> Path:
     return root.expanduser().absolute() / name
 
 
-def check_run_path(settings: Settings) -> None:
-    """Refuse a run folder that exists already, or one to resume that does not."""
+def check_run_folder(settings: Settings, scenario: Scenario) -> None:
+    """Refuse a run folder that exists already, or one to resume that does not or that is of another run."""
     path = run_path(settings)
     if settings.resume:
         if settings.run_name == AUTO:
             raise UserError("resume: say which run to continue with run-name=<name>")
         if not (path / "run.json").is_file():
             raise UserError(f"resume: there is no run folder {path}")
+        _check_same_run(json.loads((path / "run.json").read_text(encoding="utf-8")), settings, scenario)
     elif path.exists():
         raise UserError(
             f"run-name: {path} exists already; choose another run-name, or resume=true to continue that run"
         )
+
+
+def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scenario) -> None:
+    """A run is continued with the settings that it was started with; only more rounds may be asked."""
+    free = {"resume", "num-server-rounds", "results-dir", "run-name", "round-timeout", "device"}
+    old, new = about["settings"], settings.flat()
+    for key in old.keys() | new.keys():
+        if key not in free and old.get(key) != new.get(key):
+            raise UserError(
+                f"resume: {key} was {old.get(key)!r} in that run and is {new.get(key)!r} now; leave it as it was"
+            )
+    if about["scenario"] != json.loads(scenario.dump()):
+        raise UserError(f"resume: the scenario {scenario.name} has changed since that run")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -71,7 +85,7 @@ class RunFolder:
     """
 
     def __init__(self, settings: Settings, scenario: Scenario) -> None:
-        check_run_path(settings)
+        check_run_folder(settings, scenario)
         self.path = run_path(settings)
         self.checkpoint = Store(self.path / "checkpoint")
         self._metrics = self.path / "metrics.jsonl"
@@ -85,8 +99,7 @@ class RunFolder:
             "settings": settings.flat(),
             "scenario": json.loads(scenario.dump()),
             "versions": {
-                name: version(name)
-                for name in ("fedapps", "flwr", "torch", "torchvision", "transformers", "numpy")
+                name: version(name) for name in ("fedapps", "flwr", "torch", "torchvision", "transformers", "numpy")
             },
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
@@ -94,8 +107,8 @@ class RunFolder:
         try:
             if settings.resume:
                 self.about = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-                self._same_run(about)
-                self.about |= {"status": "running", "reason": None, "ended": None, "resumed": now()}
+                self.about |= {"settings": settings.flat(), "status": "running", "reason": None}
+                self.about |= {"ended": None, "resumed": now()}
             else:
                 self.path.mkdir(parents=True)
                 self.about = about
@@ -103,19 +116,6 @@ class RunFolder:
             write_json(self.path / "run.json", self.about)
         except OSError as error:
             raise UserError(f"results-dir: {self.path} cannot be written: {error.strerror}") from error
-
-    def _same_run(self, about: dict[str, Any]) -> None:
-        """A run is continued with the settings that it was started with; only more rounds may be asked."""
-        free = {"resume", "num-server-rounds", "results-dir", "run-name", "round-timeout", "device"}
-        for key in self.about["settings"].keys() | about["settings"].keys():
-            old, new = self.about["settings"].get(key), about["settings"].get(key)
-            if key not in free and old != new:
-                raise UserError(
-                    f"resume: {key} was {old!r} in that run and is {new!r} now; leave it as it was"
-                )
-        if self.about["scenario"] != about["scenario"]:
-            raise UserError(f"resume: the scenario {about['scenario']['name']} has changed since that run")
-        self.about["settings"] = about["settings"]
 
     def rewind(self, server_round: int) -> None:
         """Drop the rows of rounds after ``server_round``: they are about to be made again."""

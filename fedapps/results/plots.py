@@ -113,18 +113,15 @@ def communication(groups: Groups) -> Figure:
     for colour, (label, records) in zip(_cycle(COLOURS), groups.items(), strict=False):
         for way, style in (("up", "-"), ("down", "--")):
             mega = _mean([_mega(record.bytes_by_round(f"bytes_{way}")) for record in records])
-            left.plot(
-                list(mega), list(mega.values()), style, color=colour, marker="o", label=f"{label} {way}"
-            )
-        for style, marker, kind in zip(_cycle(STYLES), _cycle(MARKERS), _kinds(groups), strict=False):
-            name = f"{label} {kind}" if len(groups) > 1 else kind
+            left.plot(list(mega), list(mega.values()), style, color=colour, marker="o", label=f"{label} {way}")
+        for style, marker, (kind, metric) in zip(_cycle(STYLES), _cycle(MARKERS), _kinds(groups).items(), strict=False):
+            name = f"{label}: {kind} {metric}" if len(groups) > 1 else f"{kind} {metric}"
             _against_bytes(right, kind, records, name, color=colour, linestyle=style, marker=marker)
     left.set(xlabel="round", ylabel="MB a round, all participants")
     left.set_ylim(bottom=0)
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(frameon=False, fontsize=8)
-    metrics = dict.fromkeys(_named(metric) for metric in _kinds(groups).values())
-    right.set(xlabel="MB so far, up and down", ylabel=", ".join(metrics))
+    right.set(xlabel="MB so far, up and down", ylabel="primary metric (%)")
     right.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle(_title(groups), fontsize=9)
     return figure
@@ -138,7 +135,7 @@ def _against_bytes(axis: Axes, kind: str, records: Sequence[Record], label: str,
     if not points:
         return
     if points[-1][0] == 0:
-        axis.axhline(points[-1][1], label=f"{label} (sends nothing)", linewidth=1, **_line(look))
+        axis.axhline(points[-1][1], label=f"{label} (final, sends nothing)", linewidth=1, **_line(look))
     else:
         axis.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.3, **look)  # type: ignore[arg-type]
 
@@ -167,10 +164,7 @@ def _mega(values: Mapping[int, int]) -> dict[int, float]:
 def _kinds(groups: Groups) -> dict[str, str]:
     """Every kind of any run with its primary metric, the server last."""
     found = {
-        kind: metric
-        for records in groups.values()
-        for record in records
-        for kind, metric in record.primary.items()
+        kind: metric for records in groups.values() for record in records for kind, metric in record.primary.items()
     }
     return {kind: found[kind] for kind in sorted(found, key=lambda kind: kind == SERVER)}
 

@@ -31,9 +31,7 @@ class Progress:
         left = spent / (server_round - self.first + 1) * (self.num_rounds - server_round)
         rows = [row for row in self.run.rows() if row["round"] == server_round and row["phase"] == "evaluate"]
         shown = " · ".join(self._figures(rows))
-        log(
-            INFO, "[round %d/%d] %s · %.0f s, %.0f s to go", server_round, self.num_rounds, shown, spent, left
-        )
+        log(INFO, "[round %d/%d] %s · %.0f s, %.0f s to go", server_round, self.num_rounds, shown, spent, left)
 
     def _figures(self, rows: list[dict[str, Any]]) -> list[str]:
         by_party = {row["participant"]: row.get("metrics", {}) for row in rows}

@@ -58,11 +58,7 @@ class Record:
 
     def curve(self, party: str, metric: str) -> dict[int, float]:
         """One metric of a participant or the server by round."""
-        return {
-            r: row["metrics"][metric]
-            for r, row in self.evaluations(party).items()
-            if metric in row["metrics"]
-        }
+        return {r: row["metrics"][metric] for r, row in self.evaluations(party).items() if metric in row["metrics"]}
 
     def kind_curve(self, kind: str) -> dict[int, float]:
         """The plain mean of a kind's primary metric by round, over the participants evaluated in it."""

@@ -110,9 +110,7 @@ def _kind(record: Record, kind: str) -> Values:
 def _means(rows: list[Row]) -> Values:
     names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
     return {
-        "mean": {
-            name: _mean((row["metrics"][name], 1) for row in rows if name in row["metrics"]) for name in names
-        },
+        "mean": {name: _mean((row["metrics"][name], 1) for row in rows if name in row["metrics"]) for name in names},
         "mean_by_examples": {
             name: _mean((row["metrics"][name], row["num_examples"]) for row in rows if name in row["metrics"])
             for name in names
@@ -201,6 +199,5 @@ def _delta(mine: Values, local: Values | None) -> Values:
 def _mean_delta(parties: Iterable[Values]) -> Values:
     deltas = [values["delta_percent"] for values in parties]
     return {
-        which: _mean((delta[which], 1) for delta in deltas if delta[which] is not None)
-        for which in ("final", "best")
+        which: _mean((delta[which], 1) for delta in deltas if delta[which] is not None) for which in ("final", "best")
     }

@@ -103,4 +103,4 @@ def wait_for(url: str, seconds: float = 60) -> None:
 def metrics(run: Path) -> dict[tuple[int, str, str], dict[str, float]]:
     """(round, phase, participant) -> metrics of a run folder, without what depends on the clock."""
     rows = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
-    return {(row["round"], row["phase"], row["participant"]): row["metrics"] for row in rows}
+    return {(row["round"], row["phase"], row["participant"]): row["metrics"] for row in rows if "metrics" in row}

@@ -1,0 +1,162 @@
+"""Data sets of others: small files of the real formats, made of embedded pictures."""
+
+import json
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedapps.data import Samples, gallery, load
+from fedapps.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def emoji() -> Samples:
+    return load("emoji", "train").select(np.arange(8))
+
+
+@pytest.fixture(autouse=True)
+def _quiet_cache(monkeypatch, tmp_path):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def picture(samples: Samples, row: int) -> Image.Image:
+    return Image.fromarray(samples["image"][row].permute(1, 2, 0).numpy())
+
+
+def table(emoji: Samples) -> datasets.Dataset:
+    """As Flickr30k or CIFAR come: pictures, a class label, several captions and several labels a row."""
+    rows = {
+        "img": [picture(emoji, i) for i in range(8)],
+        "fine_label": [i % 3 for i in range(8)],
+        "captions": [[emoji["text"][i], emoji["name"][i] + "!"] for i in range(8)],
+        "writer": ["ann", "bob"] * 4,
+        "objects": [["cat"], ["cat", "dog"]] * 4,
+        "segmentation": [Image.fromarray(emoji["mask"][[i]][0].numpy().astype(np.uint8)) for i in range(8)],
+    }
+    text = datasets.Value("string")
+    features = {
+        "img": datasets.Image(),
+        "fine_label": datasets.ClassLabel(names=["u", "v", "w"]),
+        "captions": datasets.Sequence(text),
+        "writer": text,
+        "objects": datasets.Sequence(text),
+        "segmentation": datasets.Image(),
+    }
+    return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+
+def parquet(emoji: Samples, folder: Path) -> str:
+    folder.mkdir()
+    table(emoji).to_parquet(folder / "train-0.parquet")
+    table(emoji).select(range(2)).to_parquet(folder / "test-0.parquet")
+    return f"path:{folder}"
+
+
+def test_parquet_with_mapped_columns(emoji, tmp_path):
+    columns = {"image": "img", "label": "fine_label", "writer": "writer", "objects": "objects", "mask": "segmentation"}
+    name = parquet(emoji, tmp_path / "flickr")
+    train = load(name, "train", columns=columns)
+    assert len(train) == 8 and len(load(name, "test", columns=columns)) == 2
+    assert torch.equal(train["image"][np.array([3, 0])], emoji["image"][[3, 0]])
+    assert torch.equal(train["image"][torch.tensor([5])], emoji["image"][[5]])
+    assert torch.equal(train["mask"][np.array([2])], emoji["mask"][[2]])
+    assert train["label"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1] and train.classes["label"] == ["u", "v", "w"]
+    assert train["writer"].tolist() == [0, 1] * 4 and train.classes["writer"] == ["ann", "bob"]
+    assert train["objects"].tolist() == [[1, 0], [1, 1]] * 4 and train.classes["objects"] == ["cat", "dog"]
+    assert train["concept"].tolist() == list(range(8))
+
+
+def test_each_caption_is_a_row(emoji, tmp_path):
+    name = parquet(emoji, tmp_path / "flickr")
+    train = load(name, "train", columns={"image": "img", "text": "captions", "label": "fine_label"})
+    assert len(train) == 16 and train["text"][3] == emoji["name"][1] + "!"
+    assert train["picture"].tolist() == train["concept"].tolist() == sorted(list(range(8)) * 2)
+    assert train["label"].tolist()[:4] == [0, 0, 1, 1]
+    assert torch.equal(train["image"][np.array([2, 3])], emoji["image"][[1, 1]])
+    images, texts = gallery(train, np.arange(16))
+    assert images.tolist() == list(range(0, 16, 2)) and texts.tolist() == list(range(16))
+
+
+def test_data_path_stands_in_for_the_hub(emoji, tmp_path):
+    parquet(emoji, tmp_path / "flickr30k")
+    columns = {"image": "img", "label": "fine_label"}
+    for where in (tmp_path, tmp_path / "flickr30k"):
+        assert len(load("hf:someone/flickr30k", "test", data_path=str(where), columns=columns)) == 2
+    assert len(load("path:flickr30k", "train", data_path=str(tmp_path), columns=columns)) == 8
+
+
+def test_jsonl_with_picture_paths(emoji, tmp_path):
+    for i in range(3):
+        picture(emoji, i).save(tmp_path / f"{i}.png")
+    lines = [{"image": f"{i}.png", "text": emoji["name"][i], "label": i + 1, "concept": 70 + i} for i in range(3)]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    train = load(f"path:{tmp_path / 'train.jsonl'}", "train")
+    assert train["text"] == emoji["name"][:3] and train["concept"].tolist() == [70, 71, 72]
+    assert train["label"].tolist() == [1, 2, 3] and train.classes["label"] == ["0", "1", "2", "3"]
+    assert torch.equal(train["image"][np.arange(3)], emoji["image"][:3])
+
+
+def test_image_folder_with_classes(emoji, tmp_path):
+    for split, rows in (("train", range(6)), ("test", range(6, 8))):
+        for i in rows:
+            place = tmp_path / "pictures" / split / ("even" if i % 2 == 0 else "odd")
+            place.mkdir(parents=True, exist_ok=True)
+            picture(emoji, i).save(place / f"{i}.png")
+    train, test = (load(f"path:{tmp_path / 'pictures'}", split) for split in ("train", "test"))
+    assert (len(train), len(test)) == (6, 2) and train.classes["label"] == ["even", "odd"]
+    assert train["label"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert torch.equal(train["image"][np.array([1])], emoji["image"][[2]])
+
+
+def test_what_save_to_disk_wrote(emoji, tmp_path):
+    datasets.DatasetDict(train=table(emoji), validation=table(emoji).select([0])).save_to_disk(str(tmp_path / "saved"))
+    columns = {"image": "img", "label": "writer"}
+    assert len(load(f"path:{tmp_path / 'saved'}", "train", columns=columns)) == 8
+    test = load(f"path:{tmp_path / 'saved'}", "test", columns=columns)
+    assert len(test) == 1 and test.classes["label"] == ["ann", "bob"]  # classes are those of all splits
+
+
+def test_pictures_of_other_sizes(emoji, tmp_path):
+    wide, tall = Image.new("RGB", (60, 30), "red"), Image.new("L", (20, 44), 7)
+    wide.paste("blue", (15, 0, 45, 30))  # the middle square
+    rows = {"image": [wide, tall]}
+    datasets.Dataset.from_dict(rows, features=datasets.Features({"image": datasets.Image()})).to_parquet(
+        tmp_path / "train.parquet"
+    )
+    name = f"path:{tmp_path / 'train.parquet'}"
+    both = load(name, "train", image_size=24)["image"][np.arange(2)]
+    assert both.shape == (2, 3, 24, 24) and both.dtype == torch.uint8
+    assert both[0, 2, :, 1:-1].min() > 200 and int(both[1].min()) == int(both[1].max()) == 7
+    with pytest.raises(UserError, match="differ in size: set `image-size`"):
+        load(name, "train")["image"][np.arange(2)]
+
+
+def test_refusals(emoji, tmp_path):
+    name = parquet(emoji, tmp_path / "flickr")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "broken.parquet").write_text("x")
+    datasets.Dataset.from_dict({"text": ["a"], "weight": [0.5]}).to_json(tmp_path / "train.jsonl")
+    one = f"path:{tmp_path / 'train.jsonl'}"
+    for call, message in (
+        (lambda: load(f"path:{tmp_path}/nowhere", "train"), "data-path"),
+        (lambda: load(f"path:{tmp_path}/empty", "train"), "holds neither"),
+        (lambda: load(f"path:{tmp_path}/notes.txt", "train"), "is none of .parquet"),
+        (lambda: load(f"path:{tmp_path}/broken.parquet", "train"), "cannot be read as a data set"),
+        (lambda: load(name, "train"), "say which is which, e.g. columns: {image: img}"),
+        (
+            lambda: load(name, "train", columns={"image": "picture"}),
+            "no column 'picture' (wanted as 'image'); it has img",
+        ),
+        (lambda: load(one, "test"), "has no test split, only train"),
+        (lambda: load(one, "train", columns={"label": "weight"}), "column 'weight'"),
+        (lambda: load("hf:someone/nothing", "train"), "give a local copy as 'path:<folder>', or as `data-path`"),
+        (lambda: load("hf:x/y", "train", data_path=str(tmp_path / "gone")), "there is no folder"),
+    ):
+        with pytest.raises(UserError) as error:
+            call()
+        assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,109 @@
+"""Partitions: disjoint, whole, the same for the same seed; refused by name where they would be too small."""
+
+import time
+
+import numpy as np
+import pytest
+
+from fedapps.data import Samples, load
+from fedapps.data.partition import partition
+from fedapps.errors import UserError
+
+KINDS = (
+    {"kind": "iid"},
+    {"kind": "dirichlet", "by": "group", "alpha": 0.5},
+    {"kind": "natural", "by": "vendor"},
+    {"kind": "pathological", "by": "group", "classes": 3},
+    {"kind": "shards", "by": "subgroup"},
+)
+
+
+@pytest.fixture(scope="module")
+def train() -> Samples:
+    return load("emoji", "train")
+
+
+@pytest.mark.parametrize("setting", KINDS, ids=lambda setting: setting["kind"])
+def test_disjoint_within_the_rows_and_seeded(train, setting, capfd):
+    rows = np.random.default_rng(0).permutation(len(train))[:5999]
+    parts = partition(train, rows, 6, 3, **setting)
+    whole = np.concatenate(parts)
+    assert len(parts) == 6 and all(part.dtype == np.int64 and len(part) >= 2 for part in parts)
+    assert len(set(whole)) == len(whole) and set(whole) <= set(rows)
+    if setting["kind"] == "shards":
+        assert len(whole) > len(rows) - 12  # twelve shards of one size
+    elif setting["kind"] == "pathological":
+        used = np.isin(train["group"][rows], train["group"][whole])  # a class that nobody draws is left out
+        assert set(whole) == set(rows[used])
+    else:
+        assert set(whole) == set(rows)
+    again, other = partition(train, rows, 6, 3, **setting), partition(train, rows, 6, 4, **setting)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(parts, other, strict=True))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_fast(train):
+    start = time.process_time()
+    for setting in KINDS:
+        partition(train, np.arange(len(train)), 6, 0, **setting)
+    assert time.process_time() - start < 0.5 * len(KINDS)
+
+
+def test_kinds_do_what_they_say(train):
+    rows = np.arange(len(train))
+    (whole,) = partition(train, rows, 1, 0, "whole")
+    assert set(whole) == set(rows)
+    vendors = partition(train, rows, 2, 0, "natural", "vendor", ids=["noto-v1", "twemoji", "noto"])
+    assert [set(train["vendor"][part]) for part in vendors] == [{5}, {1}]
+    sizes = [len(part) for part in partition(train, rows, 4, 0, "natural", "author")]
+    assert sizes == sorted(sizes, reverse=True)
+    for part in partition(train, rows, 9, 0, "pathological", "group", classes=2):
+        assert len(set(train["group"][part])) == 2
+
+    def skew(alpha: float) -> float:
+        parts = partition(train, rows, 5, 0, "dirichlet", "group", alpha=alpha)
+        return float(np.mean([np.bincount(train["group"][part]).max() / len(part) for part in parts]))
+
+    assert skew(0.1) > skew(1.0) > skew(1000.0)
+
+
+def test_size_keeps_a_random_subset(train):
+    rows = np.arange(len(train))
+    whole = partition(train, rows, 3, 1, "iid")
+    some = partition(train, rows, 3, 1, "iid", size=100)
+    assert all(len(part) == 100 and set(part) <= set(full) for part, full in zip(some, whole, strict=True))
+    assert all(len(part) == 400 for part in partition(train, rows, 8, 5, "dirichlet", "group", alpha=1.0, size=400))
+
+
+def test_a_text_column_may_be_natural(train):
+    rows = np.arange(300)
+    parts = partition(train, rows, 2, 0, "natural", "name", min_size=1)
+    assert all(len({train["name"][row] for row in part}) == 1 for part in parts)
+
+
+def test_refusals(train):
+    def refuse(message: str, num: int, kind: str, by: str | None = None, rows: int = len(train), **params) -> None:
+        with pytest.raises(UserError) as error:
+            partition(train, np.arange(rows), num, 1, kind, by, **params)
+        assert message in str(error.value) and "\n" not in str(error.value), str(error.value)
+
+    settings = "(kind dirichlet, num 60, alpha 0.01, by group, rows 6502)"
+    refuse(f"fewer than min-size 2 {settings}: take a larger `alpha`", 60, "dirichlet", "group", alpha=0.01)
+    refuse("partition 0 has 2168 rows, fewer than size 5000 (kind iid, num 3, rows 6502)", 3, "iid", size=5000)
+    refuse(
+        "partition 1 has 1171 rows, fewer than size 1200", 2, "natural", "vendor", ids=["twemoji", "noto"], size=1200
+    )
+    refuse("min-size 900 (kind pathological, num 9, classes 2, by group", 9, "pathological", "group", min_size=900)
+    refuse("`group` has only 9 classes", 3, "pathological", "group", classes=10)
+    refuse("another number of `classes`", 3000, "pathological", "group", rows=4000)
+    refuse("7 participants but 6 values: openmoji", 7, "natural", "vendor")
+    refuse("`vendor` has no value 'notto' in these rows (did you mean 'noto'?)", 1, "natural", "vendor", ids=["notto"])
+    refuse("names a value twice", 2, "natural", "vendor", ids=["noto", "noto"])
+    refuse("num must be 1", 2, "whole")
+    refuse("num must be at least 1", 0, "iid")
+    refuse("fewer rows than participants", 9, "iid", rows=5)
+    refuse("unknown kind 'iidd' (did you mean 'iid'?)", 2, "iidd")
+    refuse("kind dirichlet needs `by`, a label column such as vendor, group", 2, "dirichlet")
+    refuse("`by: tags:3` is no label with one value a row", 2, "dirichlet", "tags:3")
+    refuse("no column 'grup'", 2, "dirichlet", "grup")

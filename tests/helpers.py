@@ -1,0 +1,48 @@
+"""Messages and participants made by hand, for tests of one side alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedapps import wire
+from fedapps.participant import Participant
+from fedapps.settings import read
+
+
+def message(kind: str, records: dict[str, Any], node: int = 100) -> Message:
+    """A message as a node gets it."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
+    made = Message(RecordDict(records), node, kind)
+    made.metadata.__dict__["_message_id"] = "m"
+    return made
+
+
+def config(folder: Path, server_round: int = 1, step: int = 1, **run_config: Any) -> ConfigRecord:
+    """The config record that the server sends with every message."""
+    settings, scenario = read({"scenario": "emoji-tiny", **run_config})
+    return ConfigRecord(
+        {
+            "participants": [],
+            "server-round": server_round,
+            "step": step,
+            "settings": settings.dump(),
+            "scenario": scenario.dump(),
+            "run-name": "r",
+            "run-folder": str(folder),
+        }
+    )
+
+
+def context(**node_config: Any) -> Context:
+    return Context(1, 100, node_config or {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
+
+
+def participant(name: str, folder: Path, records: dict[str, Any] | None = None, **options: Any) -> Participant:
+    """A participant of the tiny scenario with some packed records."""
+    packed = {record: wire.pack(tensors) for record, tensors in (records or {}).items()}
+    about = ConfigRecord({**config(folder, **options), "participant": name})
+    return Participant(message("train", {wire.CONFIG: about, **packed}), context())

@@ -1,0 +1,201 @@
+"""The loop: waiting, sampling, failures that harm nobody, resuming, all in one process."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Error, Message, MetricRecord
+
+from fedapps import wire
+from fedapps.errors import UserError
+from fedapps.results.folder import read_rows
+from simulations.in_process import run
+from strategies.base import RunFailed
+from tests.end_to_end.flower import metrics
+
+
+def rows(path: Path) -> list[dict]:
+    return read_rows(path / "metrics.jsonl")
+
+
+def errors(path: Path) -> dict[str, str]:
+    return {row["participant"]: row["error"] for row in rows(path) if "error" in row}
+
+
+def on_train(change):  # type: ignore[no-untyped-def]
+    """Tamper with replies to ``train`` of round 1 only."""
+
+    def tamper(message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "1":
+            return change(message, reply)
+        return reply
+
+    return tamper
+
+
+def poisoned(name: str, record: ArrayRecord):  # type: ignore[no-untyped-def]
+    def change(message: Message, reply: Message) -> Message:
+        if f"{name}/features" in reply.content:
+            reply.content[f"{name}/features"] = record
+        return reply
+
+    return on_train(change)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (wire.pack({"image": torch.full((64, 16), float("nan"))}), "'features/image' holds NaN or infinity"),
+        (wire.pack({"image": torch.zeros(63, 16)}), "the contract says float32 [64, 16]"),
+        (wire.pack({"image": torch.zeros(64, 16, dtype=torch.float16)}), "is float16"),
+        (wire.pack({"model": torch.zeros(2)}), "may not hold a tensor 'model'"),
+        (ArrayRecord([]), "not a packed record"),
+    ],
+)
+def test_a_bad_reply_harms_nobody(record: ArrayRecord, words: str, tiny: dict) -> None:
+    path = run({**tiny, "algo": "fedafd"}, tamper=poisoned("image-0", record))
+    assert list(errors(path)) == ["image-0"] and words in errors(path)["image-0"]
+    final = metrics(path)
+    assert (2, "train", "image-0") in final and (1, "train", "text-0") in final
+    assert json.loads((path / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_bad_reply_counts_as_no_reply(tiny: dict, tmp_path: Path) -> None:
+    """What the others make of the round is the same as if the participant had said nothing."""
+
+    def silent(message: Message, reply: Message) -> Message:
+        for key in [key for key in reply.content if key.startswith("image-0/")]:
+            del reply.content[key]
+        return reply
+
+    nan = wire.pack({"image": torch.full((64, 16), float("nan"))})
+    a = run({**tiny, "algo": "fedafd", "run-name": "a"}, tamper=poisoned("image-0", nan))
+    b = run({**tiny, "algo": "fedafd", "run-name": "b"}, tamper=on_train(silent))
+    assert metrics(a) == metrics(b)
+
+
+def test_a_node_that_fails_or_is_lost_is_left_out(tiny: dict) -> None:
+    def lost(message: Message, reply: Message) -> Message | None:
+        return None if message.metadata.dst_node_id == 100 else reply
+
+    def crashed(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == 100:
+            broken = Message(Error(2, "Traceback ...\nValueError: boom"), reply_to=message)
+            broken.metadata.__dict__["_message_id"] = "e"
+            return broken
+        return reply
+
+    path = run({**tiny, "algo": "local", "round-timeout": 1.0, "run-name": "lost"}, tamper=on_train(lost))
+    assert errors(path) == {"image-0": "no reply within 1 s", "mm-0": "no reply within 1 s"}
+    path = run({**tiny, "algo": "local", "run-name": "crashed"}, tamper=on_train(crashed))
+    assert errors(path) == {"image-0": "ValueError: boom", "mm-0": "ValueError: boom"}
+
+
+def test_below_min_participants_the_run_fails_and_says_why(tiny: dict) -> None:
+    nan = wire.pack({"image": torch.full((64, 16), float("nan"))})
+    with pytest.raises(RunFailed, match="3 good replies, min-participants is 4"):
+        run({**tiny, "algo": "fedafd", "min-participants": 4}, tamper=poisoned("image-0", nan))
+    about = json.loads((Path(tiny["results-dir"]) / "r" / "run.json").read_text())
+    assert about["status"] == "failed" and "image-0: 'features/image' holds NaN" in about["reason"]
+    assert rows(Path(tiny["results-dir"]) / "r")
+
+
+def test_missing_participants_are_named_at_the_deadline(tiny: dict) -> None:
+    nodes = [{"participant": "image-0"}, {"participant": "text-0 mm-0"}]
+    with pytest.raises(RunFailed, match="after 1 s no node hosts mm-1; start a SuperNode"):
+        run({**tiny, "algo": "local", "round-timeout": 1.0}, node_configs=nodes)
+
+
+def test_no_nodes_at_all_end_by_the_deadline(tiny: dict) -> None:
+    with pytest.raises(RunFailed, match="no node hosts image-0, text-0, mm-0, mm-1"):
+        run({**tiny, "algo": "local", "round-timeout": 0.5}, num_nodes=0)
+
+
+def test_two_nodes_may_not_be_the_same_participant(tiny: dict) -> None:
+    nodes = [{"participant": "image-0 text-0 mm-0 mm-1"}, {"participant": "image-0"}]
+    with pytest.raises(RunFailed, match="two nodes host image-0"):
+        run({**tiny, "algo": "local"}, node_configs=nodes)
+
+
+@pytest.mark.parametrize(("key", "words"), [("code-hash", "runs other code"), ("public-hash", "other public data")])
+def test_other_code_or_public_data_end_the_run(key: str, words: str, tiny: dict) -> None:
+    def changed(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "query.hello":
+            reply.content["config"][key] = "0" * 64
+        return reply
+
+    with pytest.raises(RunFailed, match=words):
+        run({**tiny, "algo": "local"}, tamper=changed)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 10])
+def test_any_number_of_nodes_gives_the_same_metrics(nodes: int, tiny: dict) -> None:
+    two = run({**tiny, "algo": "fedafd"}, 2)
+    other = run({**tiny, "algo": "fedafd", "run-name": "other"}, nodes)
+    assert metrics(two) == metrics(other)
+
+
+def test_named_nodes_give_the_same_metrics(tiny: dict, tmp_path: Path) -> None:
+    two = run({**tiny, "algo": "fedafd"}, 2)
+    names = ["mm-1", "text-0, image-0", "mm-0"]
+    configs = [{"participant": name, "state-dir": str(tmp_path / f"state-{i}")} for i, name in enumerate(names)]
+    named = run({**tiny, "algo": "fedafd", "run-name": "named"}, node_configs=configs)
+    assert metrics(two) == metrics(named)
+    assert (tmp_path / "state-0" / "named" / "mm-1").is_dir() and not (named / "state").exists()
+
+
+def test_another_seed_gives_other_metrics(tiny: dict) -> None:
+    one = run({**tiny, "algo": "local"})
+    two = run({**tiny, "algo": "local", "seed": 2, "run-name": "two"})
+    assert metrics(one) != metrics(two)
+
+
+def test_half_of_the_participants_train_and_all_are_tested(tiny: dict) -> None:
+    path = run({**tiny, "algo": "fedafd", "fraction-train": 0.5, "num-server-rounds": 4})
+    trained = [{p for r, phase, p in metrics(path) if r == n and phase == "train" and p != "mean"} for n in range(1, 5)]
+    tested = [{p for r, phase, p in metrics(path) if r == n and phase == "evaluate"} for n in range(1, 5)]
+    assert all(len(names) == 2 for names in trained) and len({frozenset(names) for names in trained}) > 1
+    assert all(names == {"image-0", "text-0", "mm-0", "mm-1", "mean", "server"} for names in tested)
+
+
+@pytest.mark.parametrize("algo", ["local", "fedafd"])
+def test_a_resumed_run_has_the_metrics_of_an_uninterrupted_one(algo: str, tiny: dict) -> None:
+    whole = run({**tiny, "algo": algo, "num-server-rounds": 3, "fraction-train": 0.7, "run-name": "whole"})
+
+    def stop_in_round_3(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return reply
+
+    config = {**tiny, "algo": algo, "num-server-rounds": 3, "fraction-train": 0.7}
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tamper=stop_in_round_3)
+    path = Path(tiny["results-dir"]) / "r"
+    assert json.loads((path / "run.json").read_text())["status"] == "failed"
+    run({**config, "resume": True})
+    assert metrics(path) == metrics(whole)
+    assert json.loads((path / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_finished_run_goes_on_for_more_rounds(tiny: dict) -> None:
+    run({**tiny, "algo": "fedafd", "num-server-rounds": 1})
+    longer = run({**tiny, "algo": "fedafd", "num-server-rounds": 2, "resume": True})
+    whole = run({**tiny, "algo": "fedafd", "num-server-rounds": 2, "run-name": "whole"})
+    assert metrics(longer) == metrics(whole)
+
+
+def test_resuming_with_other_settings_is_refused(tiny: dict) -> None:
+    run({**tiny, "algo": "fedafd", "num-server-rounds": 1})
+    with pytest.raises(UserError, match=r"resume: fedafd.beta was 0.5 in that run and is 0.1 now"):
+        run({**tiny, "algo": "fedafd", "resume": True, "fedafd.beta": 0.1})
+
+
+def test_zero_examples_in_an_evaluation_are_fine(tiny: dict) -> None:
+    def empty(message: Message, reply: Message) -> Message:
+        if "text-0/evaluate" in reply.content:
+            reply.content["text-0/evaluate"] = MetricRecord({"num-examples": 0})
+        return reply
+
+    path = run({**tiny, "algo": "local"}, tamper=on_train(empty))
+    assert metrics(path)[(1, "evaluate", "text-0")] == {}

@@ -1,0 +1,100 @@
+"""The ClientApp: who is hosted where, one participant's failure is its own, nothing off contract leaves the site."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedapps import wire
+from fedapps.client_app import app, hosted
+from fedapps.errors import UserError
+from fedapps.methods import METHODS, Method
+from fedapps.scenario import load_scenario
+from tests.helpers import config, context, message
+
+TINY = load_scenario("emoji-tiny")
+
+
+def ask(folder: Path, names: list[str], records: dict | None = None, **run_config: object) -> RecordDict:
+    about = ConfigRecord({**config(folder, **{"algo": "local", **run_config}), "participants": names})
+    return app(message("train", {"*/config": about, **(records or {})}), context()).content
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (1, [["image-0", "text-0", "mm-0", "mm-1"]]),
+        (2, [["image-0", "mm-0"], ["text-0", "mm-1"]]),
+        (3, [["image-0", "mm-1"], ["text-0"], ["mm-0"]]),
+        (6, [["image-0"], ["text-0"], ["mm-0"], ["mm-1"], [], []]),
+    ],
+)
+def test_any_number_of_nodes_hosts_all_participants(nodes: int, expected: list[list[str]]) -> None:
+    found = [hosted(context(**{"partition-id": p, "num-partitions": nodes}), TINY) for p in range(nodes)]
+    assert found == expected
+
+
+def test_a_deployed_node_names_its_participants() -> None:
+    assert hosted(context(participant="mm-1"), TINY) == ["mm-1"]
+    assert hosted(context(participant="mm-1, image-0"), TINY) == ["mm-1", "image-0"]
+    with pytest.raises(UserError, match="no participant 'mm-9'"):
+        hosted(context(participant="mm-9"), TINY)
+
+
+def test_hello_tells_who_and_what(tmp_path: Path) -> None:
+    reply = app(message("query.hello", {"*/config": config(tmp_path)}), context(participant="text-0"))
+    about = reply.content.config_records["config"]
+    assert about["participants"] == ["text-0"] and about["num-examples"] == [48]
+    assert len(str(about["code-hash"])) == len(str(about["public-hash"])) == 64
+
+
+def test_a_participant_that_raises_fails_alone(tmp_path: Path) -> None:
+    content = ask(tmp_path, ["image-0", "nobody-7", "text-0"])
+    assert "nobody-7" in str(content["nobody-7/error"]["error"])
+    assert content["image-0/metrics"]["num-examples"] == content["text-0/metrics"]["num-examples"] == 48
+
+
+def replying(monkeypatch: pytest.MonkeyPatch, records: dict) -> None:
+    """Put a method in place of Local whose client half replies ``records``."""
+    rogue = ClientApp()
+
+    @rogue.train()
+    def train(msg: Message, _context: object) -> Message:
+        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "seconds": 0.0}), **records}), reply_to=msg)
+
+    monkeypatch.setattr(Method, "load_client", lambda self: rogue)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"model": wire.pack({"head.weight": torch.zeros(9, 16)})}, "'model' may not cross"),
+        ({"features": wire.pack({"label": torch.zeros(64, 16)})}, "tensor 'label'"),
+        ({"features": wire.pack({"image": torch.zeros(48, 3, 32, 32)})}, r"\[64, 16\]"),
+        ({"notes": ConfigRecord({"text": "raw"})}, "'notes' may not cross"),
+        ({"more": MetricRecord({"x": 1})}, "'more' may not cross"),
+        ({"metrics": MetricRecord({"num-examples": 1, "seconds": 0.0, "labels": [1, 2]})}, "'labels' is a list"),
+    ],
+)
+def test_what_is_off_contract_never_leaves(
+    record: dict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replying(monkeypatch, record)
+    content = ask(tmp_path, ["image-0"], algo="fedafd")
+    assert list(content) == ["image-0/error"]
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(content["image-0/error"]["error"])
+
+
+def test_what_is_off_contract_is_not_taken_either(tmp_path: Path) -> None:
+    content = ask(tmp_path, ["image-0"], {"*/surprise": wire.pack({"w": torch.zeros(1)})})
+    assert "'surprise' may not cross" in str(content["image-0/error"]["error"])
+
+
+def test_every_method_declares_every_phase_of_its_client() -> None:
+    for name, method in METHODS.items():
+        assert {"train", "evaluate"} <= set(method.wire), name
+        assert isinstance(method.load_client(), ClientApp)
+        assert method.load_strategy().__mro__[1].__name__ == "Strategy"
