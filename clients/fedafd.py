@@ -129,7 +129,7 @@ class FedAFD:
         me = self.me
         pairs = []  # (discriminator, real, fake)
         for m, game in self.games.items():
-            fake = me.model.represent(m, me.public.input(m, rows))
+            fake = plain(me.model)(me.public, m, rows)
             pairs += [(self.D_in[game], features[m][rows], fake), (self.D_cr[game], features[OTHER[m]][rows], fake)]
         d_loss = self.params.beta * sum(discriminator_loss(D, real, fake.detach()) for D, real, fake in pairs)
         step(d_loss, [self.D_optimizer])
@@ -139,16 +139,15 @@ class FedAFD:
 
     def fused(self, known: Features | None = None) -> Represent:
         """GFF of local and global representations; ``known`` gives the global ones of private rows."""
-        me = self.me
+        local, global_ = plain(self.me.model), plain(self.global_model)
         if not self.params.gff:
-            return plain(me.model)
+            return local
 
         def represent(view: View, modality: Modality, rows: Tensor) -> Tensor:
-            z = me.model.represent(modality, view.input(modality, rows))
+            z = local(view, modality, rows)
             z_g = known[modality][rows].to(z.device) if known else global_(view, modality, rows)
             return self.gff(z, z_g)
 
-        global_ = plain(self.global_model)
         return represent
 
     def global_features(self) -> Features:

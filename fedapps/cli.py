@@ -26,7 +26,7 @@ from fedapps.scenario import Scenario, known, load_scenario, mistakes
 
 # What imports torch is imported where it is needed: `fedapps list` and `--help` answer at once.
 
-ROUND = re.compile(r"\[round (\d+)/(\d+)\] (.*)")
+ROUND = re.compile(r"\[round (\d+)/(\d+)\] .*, (.*)")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 EPILOG = """\
@@ -176,7 +176,7 @@ def _run(args: argparse.Namespace) -> int:
     before = launch.recorded(folder)
     print(f"run folder: {folder}", flush=True)
     try:
-        with _screen(settings.num_server_rounds) as show:
+        with Screen(settings.num_server_rounds) as show:
             code = launch.follow(line, show)
     except KeyboardInterrupt:
         _mark_stopped(folder)
@@ -229,7 +229,7 @@ def _print_results(folder: Path) -> None:
     _console().print(result_table(json.loads((folder / "summary.json").read_text(encoding="utf-8"))))
 
 
-class _screen:
+class Screen:
     """Shows the lines of a run: with a progress bar below them on a terminal, else as they come."""
 
     def __init__(self, num_rounds: int) -> None:
@@ -254,11 +254,11 @@ class _screen:
         plain = ANSI.sub("", line)
         if not self.terminal:
             print(plain, flush=True)
-        elif found := ROUND.search(plain):
-            done, total, figures = int(found[1]), int(found[2]), found[3]
-            self.bar.update(self.task, completed=done, total=total, description=figures)
-        else:
-            self.bar.console.print(Text.from_ansi(line), soft_wrap=True)
+            return
+        self.bar.console.print(Text.from_ansi(line), soft_wrap=True)
+        if found := ROUND.search(plain):
+            done, total, to_go = int(found[1]), int(found[2]), found[3]
+            self.bar.update(self.task, completed=done, total=total, description=to_go)
 
 
 # ------------------------------------------------------------------------------------------------- list

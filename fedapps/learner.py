@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import timm.optim
@@ -42,7 +43,10 @@ def build_learner(party: Party, dim: int, samples: Samples, data: Data, *seed: o
 def build_encoders(party: Party, dim: int, modalities: tuple[Modality, ...] | None = None) -> dict[str, Encoder]:
     """The encoders of a party by modality (default: of all that it has)."""
     chosen = {m: party.model[m] for m in modalities or party.modalities}
-    return {m: build_encoder(m, spec.name, dim, **spec.options) for m, spec in chosen.items()}
+    encoders = {m: build_encoder(m, spec.name, dim, **spec.options) for m, spec in chosen.items()}
+    for modality, encoder in encoders.items():
+        encoder.made_from = chosen[modality].model_dump_json()  # encoders made from the same have the same tokens
+    return encoders
 
 
 def build_optimizer(train: Train, parameters: Any) -> torch.optim.Optimizer:
@@ -84,45 +88,44 @@ def step(loss: Tensor, optimizers: list[torch.optim.Optimizer], clip: float | No
 
 @dataclass(frozen=True)
 class View:
-    """Samples as a model takes them.
+    """Samples as models take them.
 
-    ``inputs`` gives for each modality a column that is read by ``column[rows]`` (uint8 [B,3,H,W], or token ids
-    [B,L]); ``target`` is the task's label of each row, or, for retrieval, the id that matching rows share.
-    ``gallery`` gives for each modality the rows of distinct pictures or captions that retrieval ranks.
+    ``inputs`` names for each modality the column that models read; ``target`` is the task's label of each row,
+    or, for retrieval, the id that matching rows share. ``gallery`` gives for each modality the rows of distinct
+    pictures or captions that retrieval ranks.
     """
 
-    inputs: Mapping[Modality, Any]
+    samples: Samples
+    inputs: Mapping[Modality, str]
     target: Any
     gallery: Mapping[Modality, Tensor]
     device: torch.device
 
     def __len__(self) -> int:
-        return len(self.target)
+        return len(self.samples)
 
-    def input(self, modality: Modality, rows: Tensor) -> Tensor:
-        return self.inputs[modality][rows].to(self.device)
+    def input(self, model: Model, modality: Modality, rows: Tensor) -> Tensor:
+        """uint8 [B,3,H,W], or token ids [B,L] of the model's own tokeniser."""
+        column: Any = self.samples[self.inputs[modality]]
+        if modality == "text":
+            column = _tokens(self.samples, self.inputs[modality], model.encoders["text"])
+        return column[rows].to(self.device)
 
     def targets(self, rows: Tensor) -> Tensor:
         return self.target[rows].to(self.device)
 
 
-def view(
-    samples: Samples, party: Party, model: Model, data: Data, device: torch.device, labelled: bool = True
-) -> View:
-    """``samples`` as the encoders of ``model`` take them, with the target of the party's task.
+def view(samples: Samples, party: Party, data: Data, device: torch.device, labelled: bool = True) -> View:
+    """``samples`` as a party takes them, with the target of its task.
 
     Without labels (public data) the target of a row is its number.
     """
-    inputs: dict[Modality, Any] = {}
-    for modality in party.modalities:
-        column = data.text if modality == "text" else "image"
+    inputs: dict[Modality, str] = {m: data.text if m == "text" else "image" for m in party.modalities}
+    for modality, column in inputs.items():
         if column not in samples:
             raise UserError(f"data {data.name}: there is no column '{column}' for modality {modality}")
-        inputs[modality] = samples[column]
-        if modality == "text":
-            inputs[modality] = _tokens(samples, column, party, model)
     if not labelled:
-        return View(inputs, torch.arange(len(samples)), {}, device)
+        return View(samples, inputs, torch.arange(len(samples)), {}, device)
     retrieval = party.task.name == "retrieval"
     label = "concept" if retrieval else data.label
     if label is None or label not in samples:
@@ -132,18 +135,19 @@ def view(
     if retrieval:
         pictures, captions = distinct(samples, np.arange(len(samples)))
         gallery = {"image": torch.from_numpy(pictures), "text": torch.from_numpy(captions)}
-    return View(inputs, torch.as_tensor(target) if isinstance(target, np.ndarray) else target, gallery, device)
+    return View(samples, inputs, torch.as_tensor(target) if isinstance(target, np.ndarray) else target, gallery, device)
 
 
-_TOKENS: dict[tuple, tuple[Samples, Tensor]] = {}
+_TOKENS: WeakKeyDictionary[Samples, dict[tuple[str, str], Tensor]] = WeakKeyDictionary()
 
 
-def _tokens(samples: Samples, column: str, party: Party, model: Model) -> Tensor:
-    """Token ids [N, L] of a text column, kept per process (holding ``samples`` keeps its id from being re-used)."""
-    key = (id(samples), column, party.model["text"].model_dump_json())
-    if key not in _TOKENS:
-        _TOKENS[key] = (samples, model.encoders["text"].tokenize(list(samples[column])))
-    return _TOKENS[key][1]
+def _tokens(samples: Samples, column: str, encoder: Any) -> Tensor:
+    """Token ids [N, L] of a text column, made once per process and kind of encoder."""
+    known = _TOKENS.setdefault(samples, {})
+    key = (column, encoder.made_from)
+    if key not in known:
+        known[key] = encoder.tokenize(list(samples[column]))
+    return known[key]
 
 
 # ------------------------------------------------------------------------------------- forward and scores
@@ -151,7 +155,7 @@ def _tokens(samples: Samples, column: str, party: Party, model: Model) -> Tensor
 
 def plain(model: Model) -> Represent:
     """The model's own representations, unit rows."""
-    return lambda view, modality, rows: model.represent(modality, view.input(modality, rows))
+    return lambda view, modality, rows: model.represent(modality, view.input(model, modality, rows))
 
 
 def forward(party: Party, model: Model, view: View, rows: Tensor, represent: Represent) -> Any:
@@ -160,7 +164,7 @@ def forward(party: Party, model: Model, view: View, rows: Tensor, represent: Rep
         return represent(view, "image", rows), represent(view, "text", rows)
     modality = party.modalities[0]
     if party.task.name == "segmentation":
-        pictures = view.input(modality, rows)
+        pictures = view.input(model, modality, rows)
         return model.head(model.encoders[modality].maps(pictures), pictures.shape[-2:])
     return model.head(represent(view, modality, rows))
 

@@ -78,19 +78,19 @@ class Participant:
     @cached_property
     def train(self) -> View:
         """Private training samples."""
-        return view(self.held.train(self.name), self.spec, self.model, self.spec.data, self.device)
+        return view(self.held.train(self.name), self.spec, self.spec.data, self.device)
 
     @cached_property
     def test(self) -> View:
         """Held-out samples."""
-        return view(self.held.test(self.name), self.spec, self.model, self.spec.data, self.device)
+        return view(self.held.test(self.name), self.spec, self.spec.data, self.device)
 
     @cached_property
     def public(self) -> View:
         """Public samples without labels, in the order of all parties."""
         data = self.scenario.public
         assert data is not None
-        return view(self.held.public, self.spec, self.model, data, self.device, labelled=False)
+        return view(self.held.public, self.spec, data, self.device, labelled=False)
 
     @cached_property
     def class_mix(self) -> Tensor | None:

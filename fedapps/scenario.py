@@ -258,10 +258,18 @@ def reason(error: Any, siblings: list[str]) -> str:
     if error["type"] == "missing":
         return "is missing"
     if error["type"] == "string_pattern_mismatch":
-        return f"must start with a letter and hold only letters, digits, '_' and '-', not {error['input']!r}"
+        return f"{_name_rule(error['ctx']['pattern'])}, not {error['input']!r}"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should", "must")
+    message = message.partition(", unable to parse")[0]
     shown = error.get("input")
     return message if isinstance(shown, dict | list) or shown is None else f"{message}, not {shown!r}"
+
+
+def _name_rule(pattern: str) -> str:
+    """The pattern of a name in words."""
+    first = "a letter or digit" if pattern.startswith("^[A-Za-z0-9]") else "a letter"
+    dot = "'.', " if "." in pattern else ""
+    return f"must start with {first} and hold only letters, digits, {dot}'_' and '-'"
 
 
 def fields_at(model: type[BaseModel], where: list[Any]) -> list[str]:

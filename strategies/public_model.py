@@ -45,8 +45,8 @@ class PublicModel:
         self.model.to(device)
         self.task.to(device)
         self.optimizer = build_optimizer(self.spec.train, [*self.model.parameters(), *self.task.parameters()])
-        self.public = view(holdings.public, self.spec, self.model, scenario.public, device)
-        self.test = view(holdings.server_test, self.spec, self.model, self.spec.test, device)
+        self.public = view(holdings.public, self.spec, scenario.public, device)
+        self.test = view(holdings.server_test, self.spec, self.spec.test, device)
 
     def parts(self) -> dict[str, Any]:
         """What a checkpoint must hold."""

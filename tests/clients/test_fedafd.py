@@ -10,6 +10,7 @@ from clients.base import Means, task_loss
 from clients.fedafd import FedAFD
 from fedapps.learner import plain, representations, step
 from fedapps.participant import Participant
+from fedapps.scenario import Named, load_scenario
 from fedapps.seeds import generator
 from tests.helpers import participant
 
@@ -111,6 +112,19 @@ def test_cached_global_features_are_those_of_the_encoder(tmp_path: Path) -> None
     rows = torch.tensor([3, 0, 7])
     for modality in ("image", "text"):
         assert torch.allclose(known[modality][rows], plain(afd.global_model)(me.train, modality, rows), atol=1e-6)
+
+
+def test_each_encoder_reads_its_own_tokens(tmp_path: Path) -> None:
+    """A participant's tokeniser and the server's differ; the global encoder must not read the local one's ids."""
+    scenario = load_scenario("emoji-tiny")
+    server = scenario.server.model_copy(update={"model": {**scenario.server.model, "text": Named(name="bigru", buckets=256)}})
+    me, _ = made("mm-0", tmp_path)
+    me.scenario = scenario.model_copy(update={"server": server})
+    afd = FedAFD(me)
+    texts = list(me.train.samples["text"])
+    encoder = afd.global_model.encoders["text"]
+    expected = nn.functional.normalize(encoder.encode(encoder.tokenize(texts)))
+    assert torch.allclose(afd.global_features()["text"], expected, atol=1e-5)
 
 
 def test_switches_leave_their_part_out(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Golden metrics: the numbers of each method on the tiny scenario, so that no change alters them unnoticed.
+
+After a change that is meant to alter them: ``python -m tests.end_to_end.test_golden`` writes them anew.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fedapps.methods import METHODS
+from simulations.in_process import run
+from tests.end_to_end.flower import ROOT, metrics
+
+GOLDEN = Path(__file__).with_name("golden.json")
+TOLERANCE = 5e-4
+
+
+def result(algo: str, folder: Path) -> dict[str, dict[str, float]]:
+    """``round/phase/participant`` -> metrics."""
+    path = run({"algo": algo, "scenario": "emoji-tiny", "results-dir": str(folder), "run-name": algo, "seed": 1})
+    return {"/".join(map(str, key)): values for key, values in metrics(path).items()}
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_golden(algo: str, tmp_path: Path) -> None:
+    golden = json.loads(GOLDEN.read_text())[algo]
+    got = result(algo, tmp_path)
+    assert got.keys() == golden.keys()
+    for key, values in golden.items():
+        assert got[key] == pytest.approx(values, abs=TOLERANCE), key
+
+
+def test_metrics_do_not_depend_on_hash_seed_or_threads_of_the_environment(tmp_path: Path) -> None:
+    """Sets of strings are in another order for each PYTHONHASHSEED; nothing drawn may follow that order."""
+    program = f"from tests.end_to_end.test_golden import result, Path; print(result('fedafd', Path({str(tmp_path)!r}) / SEED))"
+    found = set()
+    for seed, threads in (("0", "1"), ("1", "2")):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads}
+        words = [sys.executable, "-c", program.replace("SEED", repr(seed))]
+        found.add(subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+    assert len(found) == 1
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        new = {algo: result(algo, Path(folder)) for algo in METHODS}
+    GOLDEN.write_text(json.dumps(new, indent=1) + "\n")
