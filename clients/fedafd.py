@@ -19,6 +19,7 @@ from torch.optim import Adam
 from clients.base import Means, evaluate, task_loss
 from fedapps.learner import Represent, View, build_encoders, plain, representations, step
 from fedapps.losses import Discriminator, discriminator_loss, generator_loss
+from fedapps.methods import FedAFDParams
 from fedapps.models import GFF, Model
 from fedapps.participant import Participant
 from fedapps.scenario import Modality
@@ -58,16 +59,18 @@ class FedAFD:
 
     def __init__(self, me: Participant) -> None:
         self.me = me
+        assert isinstance(me.settings.params, FedAFDParams)
         self.params = p = me.settings.params
         dim, modalities = me.scenario.dim, me.spec.modalities
-        encoders = build_encoders(me.scenario.server, dim, modalities) if p.gff else {}
+        server = me.scenario.server
+        encoders = build_encoders(server, dim, modalities) if p.gff and server else {}
         self.global_model = Model(encoders, None).requires_grad_(False).eval().to(me.device)
         self.encoder = self.global_model.encoders
         self.gff = GFF(dim, reuse_t2=p.gff_reuse_t2).to(me.device)
         self.gff_optimizer = Adam(self.gff.parameters(), lr=p.gff_learning_rate, weight_decay=p.gff_weight_decay)
         games = {m: "all" if p.shared_discriminators else m for m in modalities}
         self.D_in, self.D_cr = (
-            nn.ModuleDict({g: Discriminator(dim, p.double_sigmoid) for g in dict.fromkeys(games.values())}).to(me.device)
+            nn.ModuleDict({game: Discriminator(dim, p.double_sigmoid) for game in games.values()}).to(me.device)
             for _ in range(2)
         )
         self.games = games
@@ -75,10 +78,9 @@ class FedAFD:
 
     def parts(self) -> dict[str, Any]:
         """What the participant keeps between rounds, beside its model."""
-        return {
-            **({"encoder": self.encoder, "gff": self.gff, "gff_optimizer": self.gff_optimizer} if self.params.gff else {}),
-            **({"D_in": self.D_in, "D_cr": self.D_cr, "D_optimizer": self.D_optimizer} if self.params.baa else {}),
-        }
+        fusion = {"encoder": self.encoder, "gff": self.gff, "gff_optimizer": self.gff_optimizer}
+        alignment = {"D_in": self.D_in, "D_cr": self.D_cr, "D_optimizer": self.D_optimizer}
+        return (fusion if self.params.gff else {}) | (alignment if self.params.baa else {})
 
     def restore(self, new_round: bool = False) -> None:
         """Load what was kept; the released code starts each round with a new fusion module."""
@@ -131,9 +133,9 @@ class FedAFD:
         for m, game in self.games.items():
             fake = plain(me.model)(me.public, m, rows)
             pairs += [(self.D_in[game], features[m][rows], fake), (self.D_cr[game], features[OTHER[m]][rows], fake)]
-        d_loss = self.params.beta * sum(discriminator_loss(D, real, fake.detach()) for D, real, fake in pairs)
+        d_loss = self.params.beta * torch.stack([discriminator_loss(D, real, fake) for D, real, fake in pairs]).sum()
         step(d_loss, [self.D_optimizer])
-        return sum(generator_loss(D, fake) for D, _, fake in pairs), d_loss
+        return torch.stack([generator_loss(D, fake) for D, _, fake in pairs]).sum(), d_loss
 
     # ------------------------------------------------------------------------------------------ fusion
 

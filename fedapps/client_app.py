@@ -7,6 +7,7 @@ import platform
 import re
 import traceback
 from logging import ERROR
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -23,7 +24,7 @@ from fedapps.participant import pick_device
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings
 
-Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
+Records = dict[str, Any]
 
 
 def hosted(context: Context, scenario: Scenario) -> list[str]:
@@ -75,10 +76,9 @@ def answer(name: str, message: Message, context: Context) -> Records:
     phase = message.metadata.message_type.rpartition(".")[2]
     exchange = entry.wire[phase]
     world = (str(config["scenario"]), context.node_config.get("data-path"))
-    rule = {"sizes": sizes(*world), "known": known_layouts(*world)}
 
     incoming = {record: wire.read_layout(value) for record, value in {**shared, **own}.items()}
-    wire.check(incoming, exchange.down, **rule)
+    wire.check(incoming, exchange.down, sizes(*world), known_layouts(*world))
     sub = copy.copy(message)
     sub.content = RecordDict({**shared, **own, wire.CONFIG: config})
     reply = entry.load_client()(sub, context)
@@ -86,7 +86,8 @@ def answer(name: str, message: Message, context: Context) -> Records:
         raise RuntimeError(reply.error.reason)
     records: Records = dict(reply.content.items())
     arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
-    wire.check({record: wire.read_layout(value) for record, value in arrays.items()}, exchange.up, **rule)
+    outgoing = {record: wire.read_layout(value) for record, value in arrays.items()}
+    wire.check(outgoing, exchange.up, sizes(*world), known_layouts(*world))
     for record, value in records.items():
         if record not in arrays:
             if record not in (wire.METRICS, wire.EVALUATE) or not isinstance(value, MetricRecord):
@@ -104,7 +105,8 @@ class Host(ClientApp):
         if message.metadata.message_type == "query.hello":
             return hello(message, context)
         out: Records = {}
-        for name in config["participants"]:  # type: ignore[union-attr]
+        names: Any = config["participants"]
+        for name in names:
             try:
                 out |= wire.prefixed(name, answer(name, message, context))
             except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Holdings:
         self._train: dict[str, Samples] = {}
         self._test: dict[str, Samples] = {}
 
-    def _load(self, data: Data, split: str) -> Samples:
+    def _load(self, data: Data, split: Literal["train", "test"]) -> Samples:
         return load(
             data.name,
             split,
@@ -86,7 +87,7 @@ class Holdings:
             data = entry.data
             samples = self._load(data, "test")
             rows = _labelled(samples, data)
-            if data.partition == "natural" and data.by in samples:
+            if data.partition == "natural" and data.by is not None and data.by in samples:
                 own = np.unique(np.asarray(self.train(name)[data.by]))
                 mine = rows[np.isin(np.asarray(samples[data.by]), own)]
                 rows = mine if len(mine) else rows

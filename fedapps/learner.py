@@ -43,10 +43,7 @@ def build_learner(party: Party, dim: int, samples: Samples, data: Data, *seed: o
 def build_encoders(party: Party, dim: int, modalities: tuple[Modality, ...] | None = None) -> dict[str, Encoder]:
     """The encoders of a party by modality (default: of all that it has)."""
     chosen = {m: party.model[m] for m in modalities or party.modalities}
-    encoders = {m: build_encoder(m, spec.name, dim, **spec.options) for m, spec in chosen.items()}
-    for modality, encoder in encoders.items():
-        encoder.made_from = chosen[modality].model_dump_json()  # encoders made from the same have the same tokens
-    return encoders
+    return {m: build_encoder(m, spec.name, dim, **spec.options) for m, spec in chosen.items()}
 
 
 def build_optimizer(train: Train, parameters: Any) -> torch.optim.Optimizer:
@@ -142,11 +139,11 @@ _TOKENS: WeakKeyDictionary[Samples, dict[tuple[str, str], Tensor]] = WeakKeyDict
 
 
 def _tokens(samples: Samples, column: str, encoder: Any) -> Tensor:
-    """Token ids [N, L] of a text column, made once per process and kind of encoder."""
+    """Token ids [N, L] of a text column, made once per process for encoders that are made from the same."""
     known = _TOKENS.setdefault(samples, {})
     key = (column, encoder.made_from)
     if key not in known:
-        known[key] = encoder.tokenize(list(samples[column]))
+        known[key] = encoder.tokenize(samples[column])
     return known[key]
 
 
@@ -163,10 +160,12 @@ def forward(party: Party, model: Model, view: View, rows: Tensor, represent: Rep
     if party.task.name == "retrieval":
         return represent(view, "image", rows), represent(view, "text", rows)
     modality = party.modalities[0]
+    head: Any = model.head
     if party.task.name == "segmentation":
+        encoder: Any = model.encoders[modality]
         pictures = view.input(model, modality, rows)
-        return model.head(model.encoders[modality].maps(pictures), pictures.shape[-2:])
-    return model.head(represent(view, modality, rows))
+        return head(encoder.maps(pictures), pictures.shape[-2:])
+    return head(represent(view, modality, rows))
 
 
 def task_loss(party: Party, model: Model, task: Task, view: View, rows: Tensor, output: Any) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedapps import wire
 from fedapps.holdings import Holdings, holdings
 from fedapps.learner import View, build_learner, build_optimizer, set_rate, view
-from fedapps.scenario import Party, Scenario
+from fedapps.scenario import Scenario
 from fedapps.seeds import batches, generator, seed_of
 from fedapps.settings import Settings
 from fedapps.state import Store
@@ -153,4 +153,3 @@ class Participant:
 
 def _floats(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
-

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedapps.errors import UserError
 from fedapps.hints import nearest
 
-Modality = Literal["image", "text"]
+Modality = str
+"""``image`` or ``text``."""
 
 
 class _Part(BaseModel):
@@ -83,7 +84,7 @@ class Party(_Part):
 
     modality: Literal["image", "text", "image-text"]
     task: Named
-    model: dict[Modality, Named] = Field(description="an encoder for each modality")
+    model: dict[str, Named] = Field(description="an encoder for each modality")
     train: Train = Train()
 
     _task = field_validator("task", mode="before")(_named)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -143,12 +143,12 @@ def check_metrics(metrics: MetricRecord) -> None:
 # ------------------------------------------------------------------------------------- participants' records
 
 
-def prefixed(name: str, records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]) -> dict:
+def prefixed(name: str, records: Mapping[str, Any]) -> dict[str, Any]:
     """Records of one participant under its name."""
     return {f"{name}/{record}": value for record, value in records.items()}
 
 
-def records_of(content: RecordDict, name: str) -> dict[str, ArrayRecord | ConfigRecord | MetricRecord]:
+def records_of(content: RecordDict, name: str) -> dict[str, Any]:
     """The records of one participant (or of all, ``*``), without the prefix."""
     start = f"{name}/"
     return {key.removeprefix(start): value for key, value in content.items() if key.startswith(start)}

@@ -61,7 +61,8 @@ class InProcessGrid(Grid):
         self.app = app
         self.tamper = tamper
         self.contexts = {
-            100 + i: Context(RUN_ID, 100 + i, config, RecordDict(), run_config or {}) for i, config in enumerate(configs)
+            100 + i: Context(RUN_ID, 100 + i, config, RecordDict(), run_config or {})
+            for i, config in enumerate(configs)
         }
         self.replies: dict[str, Message] = {}
         self.ids = itertools.count(1)

@@ -117,10 +117,10 @@ class Strategy(FlowerStrategy):
         num_rounds = num_rounds or self.settings.num_server_rounds
         self.wait_for_participants()
         first = self.resume() + 1
-        progress = Progress(self.run, self.scenario, num_rounds, first)
         if first == 1:
             self.prepare()
             self.record_server()
+        progress = Progress(self.run, self.scenario, num_rounds, first)
         for self.round in range(first, num_rounds + 1):
             self.step, self.evaluated = 0, {}
             self.meet()
@@ -139,7 +139,7 @@ class Strategy(FlowerStrategy):
                 self.run.rewind(-1)
             return 0
         done = versions[-1][0]
-        self.load_state_dict(self.run.checkpoint.load())
+        self.load_state_dict(self.run.checkpoint.load() or {})
         self.run.rewind(done)
         log(INFO, "resuming after round %d", done)
         return done
@@ -197,24 +197,29 @@ class Strategy(FlowerStrategy):
 
     def welcome(self, node: int, about: ConfigRecord) -> None:
         """Check that a node runs the same code on the same public data, and learn whom it hosts."""
+        host = str(about["host"])
         if about["code-hash"] != code_hash():
             raise RunFailed(
-                f"the node on {about['host']} runs other code, from {about['code-folder']}, than the server, from "
+                f"the node on {host} runs other code, from {about['code-folder']!s}, than the server, from "
                 f"{folder('fedapps').parent}; stop the old local SuperLink (pkill -f flower-superlink), or install "
                 "the same version on both"
             )
         if about["public-hash"] != self.holdings.public_hash:
-            raise RunFailed(f"the node on {about['host']} holds other public data, or in another order, than the server")
-        for name, count in zip(about["participants"], about["num-examples"], strict=True):  # type: ignore[arg-type]
+            raise RunFailed(f"the node on {host} holds other public data, or in another order, than the server")
+        names: Any = about["participants"]
+        counts: Any = about["num-examples"]
+        for name, count in zip(names, counts, strict=True):
             if name in self.nodes:
                 raise RunFailed(f"two nodes host {name}; give each SuperNode its own participant")
             self.nodes[name] = node
-            log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], about["host"])
+            log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
 
     def sample(self) -> list[str]:
         """The participants of this round, drawn from the sorted names by seed and round."""
         names = sorted(self.nodes)
-        count = max(math.ceil(self.settings.fraction_train * len(names)), min(self.settings.min_participants, len(names)))
+        count = max(
+            math.ceil(self.settings.fraction_train * len(names)), min(self.settings.min_participants, len(names))
+        )
         order = torch.randperm(len(names), generator=generator(self.settings.seed, self.round, "sample"))
         picked = {names[i] for i in order[:count]}
         return [name for name in self.scenario.by_name if name in picked]
@@ -376,14 +381,10 @@ class Strategy(FlowerStrategy):
                 continue
             traffic = {"bytes_up": reply.bytes_up, "bytes_down": sent[name], "seconds": round(reply.seconds, 3)}
             if phase != "evaluate":
-                self.run.row(
-                    self.round, phase, name, metrics=reply.metrics, num_examples=reply.num_examples, **traffic
-                )
+                self.run.row(self.round, phase, name, metrics=reply.metrics, num_examples=reply.num_examples, **traffic)
                 traffic = {}
             if reply.test is not None:
-                self.run.row(
-                    self.round, "evaluate", name, metrics=reply.test, num_examples=reply.num_tested, **traffic
-                )
+                self.run.row(self.round, "evaluate", name, metrics=reply.test, num_examples=reply.num_tested, **traffic)
                 self.evaluated[name] = reply.test
         if phase != "evaluate":
             metrics = self.means({name: reply.metrics for name, reply in replies.items()})
@@ -424,13 +425,13 @@ class Strategy(FlowerStrategy):
         return None
 
 
-def _numbers(record: MetricRecord) -> dict[str, float]:
+def _numbers(record: Any) -> dict[str, float]:
     """The metrics of a record; raises ``WireError`` for a list."""
     wire.check_metrics(record)
     return {name: value for name, value in record.items() if isinstance(value, int | float)}
 
 
-def _last_line(reason: str) -> str:
+def _last_line(reason: str | None) -> str:
     """The telling line of an error that may be a whole traceback."""
-    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
+    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fedapps.losses import kd_loss, sed_aggregate
-from fedapps.scenario import Modality
+from fedapps.methods import FedAFDParams
 from strategies.base import Reply, Strategy
 from strategies.public_model import PublicModel
 
-Features = dict[Modality, Tensor]
+Features = dict[str, Tensor]
 
 
 class FedAFD(Strategy):
@@ -29,14 +29,15 @@ class FedAFD(Strategy):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        assert isinstance(self.settings.params, FedAFDParams)
         self.params = self.settings.params
-        self.server = PublicModel(self.settings, self.scenario, self.holdings)
+        self.server = PublicModel(self.settings, self.scenario, self.holdings, self.run)
 
     def parts(self) -> dict[str, Any]:
         return self.server.parts()
 
     def prepare(self) -> None:
-        self.server.fit(0, self.server.spec.warmup_epochs)
+        self.server.fit(0, self.server.spec.warmup_epochs, name="warm-up")
 
     def train_round(self, server_round: int) -> None:
         if self.params.order == "separate":

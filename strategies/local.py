@@ -16,14 +16,16 @@ class Local(Strategy):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.server = PublicModel(self.settings, self.scenario, self.holdings) if self.scenario.server else None
+        self.server = (
+            PublicModel(self.settings, self.scenario, self.holdings, self.run) if self.scenario.server else None
+        )
 
     def parts(self) -> dict[str, Any]:
         return self.server.parts() if self.server else {}
 
     def prepare(self) -> None:
         if self.server:
-            self.server.fit(0, self.server.spec.warmup_epochs)
+            self.server.fit(0, self.server.spec.warmup_epochs, name="warm-up")
 
     def train_round(self, server_round: int) -> None:
         self.ask("train")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedapps.learner import (
     view,
 )
 from fedapps.participant import pick_device
+from fedapps.results.folder import RunFolder
 from fedapps.scenario import Modality, Scenario
 from fedapps.seeds import batches, generator, seed_of
 from fedapps.settings import Settings
@@ -33,9 +35,10 @@ Loss = Callable[[Tensor, Any], Tensor]
 class PublicModel:
     """Model, task and optimiser of the server, with the public data that they are trained on."""
 
-    def __init__(self, settings: Settings, scenario: Scenario, holdings: Holdings) -> None:
+    def __init__(self, settings: Settings, scenario: Scenario, holdings: Holdings, run: RunFolder) -> None:
         assert scenario.server is not None and scenario.public is not None
         self.settings = settings
+        self.run = run
         self.spec = scenario.server
         device = pick_device(settings.device)
         torch.set_num_threads(scenario.threads)
@@ -56,9 +59,11 @@ class PublicModel:
         """The loss of the server's own task on public rows."""
         return task_loss(self.spec, self.model, self.task, self.public, rows, output)
 
-    def fit(self, server_round: int, epochs: int, loss: Loss | None = None, name: str = "task") -> None:
-        """Epochs over the public data on ``loss`` (default: the task's). ``name`` tells the draw of the order."""
+    def fit(self, server_round: int, epochs: int, loss: Loss | None = None, name: str = "fit") -> None:
+        """Epochs over the public data on ``loss`` (default: the task's); ``name`` is the phase in the records."""
+        started = time.monotonic()
         loss = loss or self.task_loss
+        losses: list[float] = []
         names = (self.settings.seed, server_round, "public", name)
         rng = generator(*names)
         torch.manual_seed(seed_of(*names))
@@ -67,9 +72,13 @@ class PublicModel:
         for _ in range(epochs):
             for rows in batches(len(self.public), self.spec.train.batch_size, rng):
                 output = forward(self.spec, self.model, self.public, rows, plain(self.model))
-                step(loss(rows, output), [self.optimizer], self.spec.train.clip)
+                value = loss(rows, output)
+                step(value, [self.optimizer], self.spec.train.clip)
+                losses.append(value.item())
+        mean = {"loss": sum(losses) / len(losses)} if losses else {}
+        self.run.row(server_round, name, "server", metrics=mean, seconds=round(time.monotonic() - started, 3))
 
-    def encode_public(self) -> dict[Modality, Tensor]:
+    def encode_public(self) -> dict[str, Tensor]:
         """Representations of all public samples [P, d] by modality, in eval mode."""
         return {m: representations(self.model, self.public, m, plain(self.model)) for m in self.spec.modalities}
 

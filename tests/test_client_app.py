@@ -62,7 +62,9 @@ def replying(monkeypatch: pytest.MonkeyPatch, records: dict) -> None:
 
     @rogue.train()
     def train(msg: Message, _context: object) -> Message:
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 1, "seconds": 0.0}), **records}), reply_to=msg)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"num-examples": 1, "seconds": 0.0}), **records}), reply_to=msg
+        )
 
     monkeypatch.setattr(Method, "load_client", lambda self: rogue)
 

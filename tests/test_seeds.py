@@ -9,7 +9,13 @@ from fedapps.seeds import batches, generator, seed_of
 
 
 def test_seeds_differ_by_name_and_repeat() -> None:
-    names = [(1, 1, 1, "image-0"), (1, 1, 1, "image-1"), (1, 1, 2, "image-0"), (1, 2, 1, "image-0"), (2, 1, 1, "image-0")]
+    names = [
+        (1, 1, 1, "image-0"),
+        (1, 1, 1, "image-1"),
+        (1, 1, 2, "image-0"),
+        (1, 2, 1, "image-0"),
+        (2, 1, 1, "image-0"),
+    ]
     assert len({seed_of(*name) for name in names}) == len(names)
     assert seed_of(1, "a") == seed_of(1, "a")
     assert 0 <= seed_of("x") < 2**63

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fedapps import wire
 from fedapps.methods import METHODS
 
-DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool]
 
 
 def tensors(seed: int, shapes: list[tuple[int, ...]]) -> dict[str, torch.Tensor]:
@@ -52,16 +53,23 @@ def test_what_comes_is_writable_and_its_own() -> None:
     assert torch.equal(wire.unpack(record)["a"], torch.ones(2))
 
 
+def damaged(layout: bytes, **data: int) -> ArrayRecord:
+    """A record with this layout and, by dtype, so many bytes of data."""
+    arrays = {dtype: Array(np.ones(size, np.uint8)) for dtype, size in data.items()}
+    return ArrayRecord({"layout": Array(np.frombuffer(layout, np.uint8)), **arrays})
+
+
 @pytest.mark.parametrize(
     "record",
     [
         ArrayRecord({"weights": Array(np.ones(3))}),
-        ArrayRecord({"layout": Array(np.frombuffer(b"[]", np.uint8)), "float32": Array(np.ones(4, np.uint8))}),
-        ArrayRecord({"layout": Array(np.frombuffer(b'[["a","float32",[9]]]', np.uint8)), "float32": Array(np.ones(4, np.uint8))}),
-        ArrayRecord({"layout": Array(np.frombuffer(b'[["a","float32",[-1]]]', np.uint8)), "float32": Array(np.ones(4, np.uint8))}),
-        ArrayRecord({"layout": Array(np.frombuffer(b'[["a","evil",[1]]]', np.uint8)), "evil": Array(np.ones(4, np.uint8))}),
-        ArrayRecord({"layout": Array(np.frombuffer(b'[["a","float32",[1]]]', np.uint8)), "float32": Array(np.ones(3, np.uint8))}),
-        ArrayRecord({"layout": Array(np.frombuffer(b"{broken", np.uint8))}),
+        damaged(b"[]", float32=4),
+        damaged(b'[["a","float32",[9]]]', float32=4),
+        damaged(b'[["a","float32",[-1]]]', float32=4),
+        damaged(b'[["a","evil",[1]]]', evil=4),
+        damaged(b'[["a","float32",[1]]]', float32=3),
+        damaged(b'[["a","float32",[1]]]'),
+        damaged(b"{broken"),
     ],
 )
 def test_damaged_records_are_refused(record: ArrayRecord) -> None:

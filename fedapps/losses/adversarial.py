@@ -29,9 +29,7 @@ class Discriminator(nn.Module):
 
 def discriminator_loss(discriminator: nn.Module, real: Tensor, fake: Tensor) -> Tensor:
     """-log D(real) - log(1 - D(fake)), means over the rows; moves the discriminator only."""
-    return _cross_entropy(discriminator(real.detach()), 1.0) + _cross_entropy(
-        discriminator(fake.detach()), 0.0
-    )
+    return _cross_entropy(discriminator(real.detach()), 1.0) + _cross_entropy(discriminator(fake.detach()), 0.0)
 
 
 def generator_loss(discriminator: nn.Module, fake: Tensor) -> Tensor:

@@ -9,9 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def sed_weights(
-    clients: Sequence[Tensor], server: Tensor, temperature: float = 1.0, block: int = 256
-) -> Tensor:
+def sed_weights(clients: Sequence[Tensor], server: Tensor, temperature: float = 1.0, block: int = 256) -> Tensor:
     """Weights ``[C, P]`` of C clients at each public sample; they sum to 1 over the clients.
 
     For unit rows ``clients[c] [P, d]`` and ``server [P, d]``, client c scores at sample k how well it finds
@@ -25,9 +23,7 @@ def sed_weights(
     return scores.softmax(dim=0)
 
 
-def sed_aggregate(
-    clients: Sequence[Tensor], server: Tensor, temperature: float = 1.0, block: int = 256
-) -> Tensor:
+def sed_aggregate(clients: Sequence[Tensor], server: Tensor, temperature: float = 1.0, block: int = 256) -> Tensor:
     """The clients' sum ``[P, d]`` weighted by ``sed_weights``; not normalised."""
     total = torch.zeros_like(server)
     for weights, client in zip(sed_weights(clients, server, temperature, block), clients, strict=True):

@@ -20,9 +20,7 @@ class PCMELoss(nn.Module):
     code (so the loss grows with the square of the batch), or ``mean`` over them.
     """
 
-    def __init__(
-        self, scale: float = 15.0, shift: float = 15.0, reduction: Literal["sum", "mean"] = "sum"
-    ) -> None:
+    def __init__(self, scale: float = 15.0, shift: float = 15.0, reduction: Literal["sum", "mean"] = "sum") -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(scale))
         self.shift = nn.Parameter(torch.tensor(shift))

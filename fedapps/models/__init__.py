@@ -49,7 +49,9 @@ def build_encoder(modality: str, name: str, dim: int, **options: Any) -> Encoder
     """
     if modality not in MODELS:
         raise UserError(f"unknown modality '{modality}'{nearest(modality, MODELS)}")
-    return call(f"model {name}", _factory(modality, name), dim=dim, **options)
+    encoder: Encoder = call(f"model {name}", _factory(modality, name), dim=dim, **options)
+    encoder.made_from = f"{name} {sorted(options.items())}"
+    return encoder
 
 
 def _factory(modality: str, name: str) -> Callable[..., Encoder]:
@@ -64,9 +66,7 @@ def _factory(modality: str, name: str) -> Callable[..., Encoder]:
             raise UserError(f"model '{name}' is for {other}, not for {modality}")
     if rest:
         return partial(_own, name, modality)
-    raise UserError(
-        f"unknown {modality} model '{name}'{nearest(name, [*MODELS[modality], f'{library}:<name>'])}"
-    )
+    raise UserError(f"unknown {modality} model '{name}'{nearest(name, [*MODELS[modality], f'{library}:<name>'])}")
 
 
 def _own(path: str, modality: str, dim: int, **options: Any) -> Encoder:

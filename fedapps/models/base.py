@@ -13,6 +13,7 @@ class Encoder(nn.Module):
     """Samples of one modality to vectors of ``dim`` numbers; its first values depend on torch's seed only."""
 
     dim: int
+    made_from: str = ""  # name and options: encoders made from the same read the same tokens
 
     def encode(self, x: Tensor) -> Tensor:
         """Raw (not normalised) float representations ``[B, dim]``."""

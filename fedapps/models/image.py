@@ -64,9 +64,7 @@ class ResNet(ImageEncoder):
     """
 
     @validate_call
-    def __init__(
-        self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None
-    ) -> None:
+    def __init__(self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None) -> None:
         from torchvision import models  # slow to import, needed here only
 
         super().__init__(dim, size)
@@ -95,9 +93,7 @@ def _load(net: nn.Module, name: str, source: str) -> None:
     missing, unexpected = net.load_state_dict(state, strict=False)
     wrong = [key for key in missing if not key.startswith("fc.")] + unexpected
     if wrong:
-        raise UserError(
-            f"{name}: {source} does not fit this model: {len(wrong)} names differ, e.g. {wrong[0]}"
-        )
+        raise UserError(f"{name}: {source} does not fit this model: {len(wrong)} names differ, e.g. {wrong[0]}")
 
 
 def _read(path: Path) -> Mapping[str, Tensor]:
@@ -132,9 +128,7 @@ class Timm(ImageEncoder):
     """
 
     @validate_call
-    def __init__(
-        self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None
-    ) -> None:
+    def __init__(self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None) -> None:
         import timm  # slow to import, needed here only
 
         if not timm.is_model(name):

@@ -95,9 +95,7 @@ class BiGru(_Hashed):
     def encode(self, x: Tensor) -> Tensor:
         lengths = (x != 0).sum(1).clamp(min=1)
         # Packed, so that the backward direction starts at each text's end and padding changes nothing.
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.embed(x), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
+        packed = nn.utils.rnn.pack_padded_sequence(self.embed(x), lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, _ = nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)
         outside = torch.arange(states.shape[1], device=x.device) >= lengths[:, None]
         weights = self.attend(states).squeeze(2).masked_fill(outside, float("-inf")).softmax(1)
@@ -179,9 +177,9 @@ class HuggingFace(TextEncoder):
         self.project = nn.Linear(net.config.hidden_size, dim)
 
     def tokenize(self, texts: list[str]) -> Tensor:
-        return self.tokenizer(
-            texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt"
-        )["input_ids"]
+        return self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")[
+            "input_ids"
+        ]
 
     def encode(self, x: Tensor) -> Tensor:
         mask = (x != self.tokenizer.pad_token_id).long()

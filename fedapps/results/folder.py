@@ -51,7 +51,7 @@ def check_run_folder(settings: Settings, scenario: Scenario) -> None:
 
 def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scenario) -> None:
     """A run is continued with the settings that it was started with; only more rounds may be asked."""
-    free = {"resume", "num-server-rounds", "results-dir", "run-name", "round-timeout", "device"}
+    free = {"resume", "num-server-rounds", "results-dir", "run-name", "round-timeout", "min-participants", "device"}
     old, new = about["settings"], settings.flat()
     for key in old.keys() | new.keys():
         if key not in free and old.get(key) != new.get(key):

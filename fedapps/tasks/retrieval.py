@@ -49,9 +49,7 @@ class Retrieval(Task):
         match = target[0][:, None] == target[1]
         return self.pcme(images, texts, match) if self.pcme else infonce(images, texts, self.tau, match)
 
-    def score(
-        self, output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], **known: Any
-    ) -> dict[str, float]:
+    def score(self, output: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor], **known: Any) -> dict[str, float]:
         """Recalls in percent, ``i2t`` image to text and ``t2i`` back: a hit is any match among the first k.
 
         ==================  =======================================================================
@@ -86,11 +84,7 @@ class Retrieval(Task):
 def _recalls(images: Tensor, texts: Tensor, image_ids: Tensor, text_ids: Tensor) -> dict[str, float]:
     i2t, i2t_tied = ranks(images, texts, image_ids, text_ids)
     t2i, t2i_tied = ranks(texts, images, text_ids, image_ids)
-    each = {
-        f"{way}_r{k}": value
-        for way, found in (("i2t", i2t), ("t2i", t2i))
-        for k, value in recalls(found).items()
-    }
+    each = {f"{way}_r{k}": value for way, found in (("i2t", i2t), ("t2i", t2i)) for k, value in recalls(found).items()}
     return {
         **each,
         "r1_sum": each["i2t_r1"] + each["t2i_r1"],

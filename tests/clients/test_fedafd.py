@@ -117,7 +117,9 @@ def test_cached_global_features_are_those_of_the_encoder(tmp_path: Path) -> None
 def test_each_encoder_reads_its_own_tokens(tmp_path: Path) -> None:
     """A participant's tokeniser and the server's differ; the global encoder must not read the local one's ids."""
     scenario = load_scenario("emoji-tiny")
-    server = scenario.server.model_copy(update={"model": {**scenario.server.model, "text": Named(name="bigru", buckets=256)}})
+    server = scenario.server.model_copy(
+        update={"model": {**scenario.server.model, "text": Named(name="bigru", buckets=256)}}
+    )
     me, _ = made("mm-0", tmp_path)
     me.scenario = scenario.model_copy(update={"server": server})
     afd = FedAFD(me)
@@ -132,7 +134,7 @@ def test_switches_leave_their_part_out(tmp_path: Path) -> None:
     before = snapshot(afd.D_in)
     assert set(afd.joint_epochs(FEATURES)) == {"task_loss"} and not moved(afd.D_in, before)
     assert "D_in" not in afd.parts()
-    me, afd = made("image-0", tmp_path, **{"fedafd.gff": False})
+    _, afd = made("image-0", tmp_path, **{"fedafd.gff": False})
     before = snapshot(afd.gff)
     afd.joint_epochs(FEATURES)
     assert not moved(afd.gff, before) and "encoder" not in afd.parts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -69,10 +70,8 @@ class Flower:
                 if not pids:
                     return
                 for pid in pids:
-                    try:
+                    with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, sign)
-                    except ProcessLookupError:
-                        pass
                 time.sleep(0.2)
 
     def _pids(self) -> Sequence[int]:

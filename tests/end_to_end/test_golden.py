@@ -37,7 +37,7 @@ def test_golden(algo: str, tmp_path: Path) -> None:
 
 def test_metrics_do_not_depend_on_hash_seed_or_threads_of_the_environment(tmp_path: Path) -> None:
     """Sets of strings are in another order for each PYTHONHASHSEED; nothing drawn may follow that order."""
-    program = f"from tests.end_to_end.test_golden import result, Path; print(result('fedafd', Path({str(tmp_path)!r}) / SEED))"
+    program = f"from tests.end_to_end.test_golden import *; print(result('fedafd', Path({str(tmp_path)!r}) / SEED))"
     found = set()
     for seed, threads in (("0", "1"), ("1", "2")):
         env = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": threads}

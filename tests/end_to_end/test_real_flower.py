@@ -71,10 +71,9 @@ def test_superlink_and_two_supernodes(flower: Flower, in_process: dict, tmp_path
     for i, names in enumerate(("image-0 mm-1", "text-0 mm-0")):
         node = ["--insecure", "--superlink", address, "--host", "127.0.0.1", "--port", str(node_ports[i])]
         config = f'participant="{names}" state-dir="{tmp_path / f"state-{i}"}"'
-        home = tmp_path / f"node-{i}"
-        home.mkdir()
         flower.start(f"supernode-{i}", "flower-supernode", *node, "--node-config", config)
-    (flower.home / "config.toml").write_text(f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "{address}"\ninsecure = true\n')
+    link_config = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "{address}"\ninsecure = true\n'
+    (flower.home / "config.toml").write_text(link_config)
     done = flower.call("flwr", "run", str(ROOT), "lab", "--run-config", run_config(tmp_path, "deployed"), "--stream")
     logs = "\n".join((flower.home / f"{name}.log").read_text() for name in ("superlink", "supernode-0", "supernode-1"))
     assert (tmp_path / "deployed" / "run.json").is_file(), done.stdout + done.stderr + logs

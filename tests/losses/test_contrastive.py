@@ -26,9 +26,7 @@ def brute_pcme(x, y, a, b, match):
     return total
 
 
-@pytest.mark.parametrize(
-    "match", [None, torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]) > 0]
-)
+@pytest.mark.parametrize("match", [None, torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]) > 0])
 def test_pcme_is_the_sum_over_pairs_in_value_and_gradient(match):
     loss = PCMELoss().double()
     x, y = units(4).requires_grad_(), units(4, seed=1).requires_grad_()

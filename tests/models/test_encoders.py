@@ -134,9 +134,7 @@ def test_pixels_are_normalised_and_only_bytes_are_taken():
     assert not {"mean", "std"} & set(encoder.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("modality", "name"), [("image", "cnn"), ("image", "resnet18"), *[("text", n) for n in TEXT]]
-)
+@pytest.mark.parametrize(("modality", "name"), [("image", "cnn"), ("image", "resnet18"), *[("text", n) for n in TEXT]])
 def test_a_batch_of_one_trains(modality, name):
     encoder = built(modality, name).train()
     x = pictures(1, 8, 8) if modality == "image" else encoder.tokenize(["sun"])

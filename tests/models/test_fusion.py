@@ -63,6 +63,4 @@ def test_gradients_reach_both_levels_and_the_local_side():
     gff, local, global_ = GFF(16).train(), units(8).requires_grad_(), units(8)
     gff.fuse(local, global_).square().sum().backward()
     assert local.grad.any() and all(p.grad is not None for p in gff.parameters())
-    assert all(
-        p.grad.any() for branch in (*gff.first, *gff.second) for p in branch[3:].parameters() if p.dim() > 1
-    )
+    assert all(p.grad.any() for branch in (*gff.first, *gff.second) for p in branch[3:].parameters() if p.dim() > 1)

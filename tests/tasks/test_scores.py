@@ -40,9 +40,7 @@ def test_accuracy_with_the_participant_s_own_mix():
     task = build_task("classification", num_classes=4)
     own = lambda *mix: task.score(GUESS, TRUE, mix=mix).get("accuracy_own_mix")  # noqa: E731
     assert own(3, 1, 0, 0) == approx(100 * (3 * 2 / 3 + 1 / 2) / 4)
-    assert (
-        own(0.5, 0, 0.5, 0) == own(1, 0, 1, 9) == approx(100 * (2 / 3 + 1) / 2)
-    )  # class 3 has no test sample
+    assert own(0.5, 0, 0.5, 0) == own(1, 0, 1, 9) == approx(100 * (2 / 3 + 1) / 2)  # class 3 has no test sample
     assert own(0, 0, 0, 1) is None
 
 
@@ -88,9 +86,7 @@ def test_multilabel_logits_are_logits_whatever_their_range():
     inside = build_task("multilabel", num_classes=1).score(torch.tensor([[0.2], [0.4]]), torch.ones(2, 1))
     assert inside["micro_f1"] == 100  # 0.2 is a logit of p > 0.5, no probability
     high = torch.tensor([[30.0], [31.0]])  # both of probability 1 in single precision
-    assert build_task("multilabel", num_classes=1).score(high, torch.tensor([[0.0], [1.0]]))["map"] == approx(
-        100
-    )
+    assert build_task("multilabel", num_classes=1).score(high, torch.tensor([[0.0], [1.0]]))["map"] == approx(100)
     with pytest.raises(ValueError, match="no label"):
         build_task("multilabel", num_classes=1).score(high, torch.zeros(2, 1))
 
