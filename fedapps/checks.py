@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
 
 from fedapps.errors import UserError
 from fedapps.holdings import Holdings
-from fedapps.learner import build_learner
+from fedapps.learner import build_learner, view
 from fedapps.methods import Method, method
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings
 
 
-def check(settings: Settings, scenario: Scenario, holdings: Holdings) -> Method:
-    """The method of a run; raises ``UserError`` with the first problem."""
-    for problem in problems(settings, scenario, holdings):
+def check(settings: Settings, scenario: Scenario, holdings: Holdings, private: bool = True) -> Method:
+    """The method of a run; raises ``UserError`` with the first problem.
+
+    A server does not hold what is private to participants; each node checks its own when it says hello.
+    """
+    for problem in problems(settings, scenario, holdings, private):
         raise UserError(problem)
     return method(settings.algo)
 
 
-def problems(settings: Settings, scenario: Scenario, holdings: Holdings) -> Iterator[str]:
+def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private: bool = True) -> Iterator[str]:
     """One line for each thing that would keep the run from starting."""
     yield from unmet(settings.algo, scenario)
     if settings.min_participants > len(scenario.by_name):
@@ -27,7 +33,9 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings) -> Iter
             f"min-participants: {settings.min_participants} asked, scenario {scenario.name} has "
             f"{len(scenario.by_name)} participants"
         )
-    yield from _data_problems(settings, scenario, holdings)
+    yield from _server_problems(scenario, holdings)
+    for entry in scenario.participants if private else []:
+        yield from participant_problems(scenario, holdings, scenario.names(entry)[0])
 
 
 def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
@@ -50,24 +58,27 @@ def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
             )
 
 
-def _data_problems(settings: Settings, scenario: Scenario, holdings: Holdings) -> Iterator[str]:
-    """Missing data, empty partitions, unknown models, tasks and options."""
+def _server_problems(scenario: Scenario, holdings: Holdings) -> Iterator[str]:
+    """Missing public data, unknown models, tasks and options of the server."""
     if scenario.public is not None:
         yield from _error(lambda: holdings.public)
-    if scenario.server is not None:
-        server = scenario.server
+    if (server := scenario.server) is not None:
         yield from _error(lambda: build_learner(server, scenario.dim, holdings.server_test, server.test, "check"))
-    for entry in scenario.participants:
-        name = scenario.names(entry)[0]
-        yield from _error(
-            lambda entry=entry, name=name: (
-                holdings.test(name),
-                build_learner(entry, scenario.dim, holdings.train(name), entry.data, "check"),
-            )
-        )
 
 
-def _error(action) -> Iterator[str]:  # type: ignore[no-untyped-def]
+def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> Iterator[str]:
+    """Missing data, empty partitions, unknown models, tasks and options of a participant."""
+    spec = scenario.by_name[name]
+
+    def load() -> None:
+        for samples in (holdings.train(name), holdings.test(name)):
+            view(samples, spec, spec.data, torch.device("cpu"))
+        build_learner(spec, scenario.dim, holdings.train(name), spec.data, "check")
+
+    yield from _error(load)
+
+
+def _error(action: Callable[[], Any]) -> Iterator[str]:
     try:
         action()
     except UserError as error:

@@ -138,6 +138,8 @@ def parse_words(words: Iterable[str]) -> dict[str, Any]:
         config[key] = value if text else _value(value)
     if str(config.get("scenario", "")).endswith((".yaml", ".yml")):
         config["scenario"] = str(Path(config["scenario"]).expanduser().absolute())
+    if "data-path" in config:
+        config["data-path"] = str(Path(config["data-path"]).expanduser().absolute())
     return config
 
 
@@ -166,7 +168,7 @@ def _run(args: argparse.Namespace) -> int:
         config["run-name"] = default_run_name(settings)
         settings, scenario = run_settings.read(config)
     check_run_folder(settings, scenario)
-    checks.check(settings, scenario, Holdings(scenario, settings.seed))
+    checks.check(settings, scenario, Holdings(scenario, settings.seed, settings.data_path))
     line = launch.command(config, settings, scenario)
     if args.dry_run:
         print(shlex.join(line))
@@ -377,7 +379,7 @@ def problems(words: Iterable[str]) -> list[str]:
     if found := _setting_problems(config):
         return found
     settings, scenario = run_settings.read(config)
-    found = list(checks.problems(settings, scenario, Holdings(scenario, settings.seed)))
+    found = list(checks.problems(settings, scenario, Holdings(scenario, settings.seed, settings.data_path)))
     try:
         check_run_folder(settings, scenario)
     except UserError as error:

@@ -15,12 +15,13 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedapps import wire
+from fedapps.checks import participant_problems
 from fedapps.code_hash import code_hash, folder
 from fedapps.contract import known_layouts, sizes
 from fedapps.errors import UserError
 from fedapps.holdings import holdings
 from fedapps.methods import method
-from fedapps.participant import pick_device
+from fedapps.participant import data_path, pick_device
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings
 
@@ -50,8 +51,11 @@ def hello(message: Message, context: Context) -> Message:
     config = message.content.config_records[f"{wire.ALL}/{wire.CONFIG}"]
     scenario = Scenario.parse(str(config["scenario"]))
     settings = Settings.parse(str(config["settings"]))
-    held = holdings(str(config["scenario"]), settings.seed, context.node_config.get("data-path"))  # type: ignore[arg-type]
+    held = holdings(str(config["scenario"]), settings.seed, data_path(context, settings))
     names = hosted(context, scenario)
+    for name in names:
+        for problem in participant_problems(scenario, held, name):
+            raise UserError(problem)
     answer = ConfigRecord(
         {
             "participants": names,
@@ -75,7 +79,7 @@ def answer(name: str, message: Message, context: Context) -> Records:
     entry = method(settings.algo)
     phase = message.metadata.message_type.rpartition(".")[2]
     exchange = entry.wire[phase]
-    world = (str(config["scenario"]), context.node_config.get("data-path"))
+    world = (str(config["scenario"]), data_path(context, settings))
 
     incoming = {record: wire.read_layout(value) for record, value in {**shared, **own}.items()}
     wire.check(incoming, exchange.down, sizes(*world), known_layouts(*world))
@@ -103,7 +107,10 @@ class Host(ClientApp):
         config = message.content.config_records[f"{wire.ALL}/{wire.CONFIG}"]
         torch.set_num_threads(Scenario.parse(str(config["scenario"])).threads)
         if message.metadata.message_type == "query.hello":
-            return hello(message, context)
+            try:
+                return hello(message, context)
+            except UserError as error:
+                return Message(RecordDict({wire.ERROR: ConfigRecord({"error": str(error)})}), reply_to=message)
         out: Records = {}
         names: Any = config["participants"]
         for name in names:

@@ -27,6 +27,12 @@ def pick_device(wish: str) -> torch.device:
     return torch.device("cuda" if wish == "cuda" or (wish == "auto" and torch.cuda.is_available()) else "cpu")
 
 
+def data_path(context: Context, settings: Settings) -> str | None:
+    """The folder of this node's own data: its node config's, else the run-config's."""
+    own = context.node_config.get("data-path")
+    return settings.data_path if own is None else str(own)
+
+
 def state_root(context: Context, config: ConfigRecord) -> Path:
     """Where this node keeps personal state: ``state-dir`` of its node config, else its home; in simulation the
     run folder."""
@@ -56,7 +62,7 @@ class Participant:
         self.scenario = Scenario.parse(str(config["scenario"]))
         self.spec = self.scenario.by_name[self.name]
         self.device = pick_device(self.settings.device)
-        self.data_path = context.node_config.get("data-path")
+        self.data_path = data_path(context, self.settings)
         self.store = Store(state_root(context, config) / self.name)
         draw = (self.settings.seed, self.round, self.step, self.name)
         self.rng = generator(*draw)
@@ -73,7 +79,7 @@ class Participant:
     @property
     def held(self) -> Holdings:
         config = self.message.content.config_records[wire.CONFIG]
-        return holdings(str(config["scenario"]), self.settings.seed, self.data_path)  # type: ignore[arg-type]
+        return holdings(str(config["scenario"]), self.settings.seed, self.data_path)
 
     @cached_property
     def train(self) -> View:

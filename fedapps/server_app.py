@@ -22,8 +22,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Check everything, open the run folder, run, summarise. Whatever fails is in ``run.json``."""
     settings, scenario = read(context.run_config)
-    holdings = Holdings(scenario, settings.seed)
-    entry = checks.check(settings, scenario, holdings)
+    holdings = Holdings(scenario, settings.seed, settings.data_path)
+    entry = checks.check(settings, scenario, holdings, private=False)
     run = RunFolder(settings, scenario)
     log(INFO, "run folder: %s", run.path)
     try:

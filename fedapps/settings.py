@@ -49,6 +49,9 @@ class Settings(BaseModel):
     run_name: str = Field(AUTO, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="auto: algo-scenario-seed-time")
     resume: bool = Field(False, description="continue the run folder `run-name` from its last checkpoint")
     device: Literal["auto", "cpu", "cuda"] = Field(AUTO, description="auto: a GPU where there is one")
+    data_path: str | None = Field(
+        None, description="folder of hf: and path: data; on a node its own node config's data-path comes first"
+    )
     params: Params = Params()
 
     def dump(self) -> str:

@@ -193,6 +193,8 @@ class Strategy(FlowerStrategy):
             self.greeted.add(node)
             if reply.has_error():
                 raise RunFailed(f"a node could not answer: {_last_line(reply.error.reason)}")
+            if wire.ERROR in reply.content:
+                raise RunFailed(str(reply.content[wire.ERROR]["error"]))
             self.welcome(node, reply.content.config_records[wire.CONFIG])
 
     def welcome(self, node: int, about: ConfigRecord) -> None:
@@ -343,9 +345,9 @@ class Strategy(FlowerStrategy):
         if wire.METRICS not in records:
             raise wire.WireError("the reply holds nothing of this participant")
         arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
-        scenario = self.scenario.dump()
+        world = (self.scenario.dump(), self.settings.data_path)
         layouts = {record: wire.read_layout(value) for record, value in arrays.items()}
-        wire.check(layouts, self.method.wire[phase].up, sizes(scenario), known_layouts(scenario))
+        wire.check(layouts, self.method.wire[phase].up, sizes(*world), known_layouts(*world))
         tensors = {record: wire.unpack(value) for record, value in arrays.items()}
         for record, content in tensors.items():
             if bad := wire.non_finite(content):

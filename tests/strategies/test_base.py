@@ -8,6 +8,7 @@ import torch
 from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
 from fedapps import wire
+from fedapps.data import load
 from fedapps.errors import UserError
 from fedapps.results.folder import read_rows
 from simulations.in_process import run
@@ -199,3 +200,29 @@ def test_zero_examples_in_an_evaluation_are_fine(tiny: dict) -> None:
 
     path = run({**tiny, "algo": "local"}, tamper=on_train(empty))
     assert metrics(path)[(1, "evaluate", "text-0")] == {}
+
+
+def test_a_site_without_its_data_ends_the_run_before_training(tiny: dict, tmp_path: Path) -> None:
+    """The server does not hold private data; the node that lacks them says so when it says hello."""
+    text = (Path(__file__).parents[2] / "simulations/scenarios/emoji-tiny.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("name: glosses", "name: path:letters"))
+    with pytest.raises(RunFailed, match="letters"):
+        run({**tiny, "algo": "local", "scenario": str(tmp_path / "own.yaml"), "data-path": str(tmp_path)})
+    assert not [row for row in rows(Path(tiny["results-dir"]) / "r") if row["phase"] == "train"]
+
+
+def test_a_site_reads_its_own_data_path(tiny: dict, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "simulations/scenarios/emoji-tiny.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("name: glosses", "name: path:letters"))
+    samples = {split: load("glosses", split) for split in ("train", "test")}
+    (tmp_path / "site" / "letters").mkdir(parents=True)
+    for split, part in samples.items():
+        names = part.classes["label"]
+        lines = (
+            json.dumps({"text": text, "label": names[label]})
+            for text, label in zip(part["text"], part["label"], strict=True)
+        )
+        (tmp_path / "site" / "letters" / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    nodes = [{"participant": "text-0", "data-path": str(tmp_path / "site")}, {"participant": "image-0 mm-0 mm-1"}]
+    config = {**tiny, "algo": "fedafd", "scenario": str(tmp_path / "own.yaml")}
+    assert (1, "train", "text-0") in metrics(run(config, node_configs=nodes))
