@@ -92,7 +92,7 @@ class FedAFDParams(Params):
     )
     kd_metric: Literal["l2", "mse"] = Field("l2", description="distance of the distillation loss")
     sed_temperature: float = Field(1.0, gt=0, description="temperature of the similarity softmax")
-    gff_persist: bool = Field(True, description="keep the fusion module between rounds; false: new each round")
+    gff_persist: bool = Field(False, description="keep the fusion module between rounds; false: new each round")
     gff_reuse_t2: bool = Field(False, description="second fusion level re-uses T2 (released code)")
     gff_learning_rate: float = Field(5e-3, gt=0, description="Adam step of the fusion module")
     gff_weight_decay: float = Field(0.01, ge=0, description="weight decay of the fusion module")

@@ -76,7 +76,11 @@ class Bag(_Hashed):
 
 
 class BiGru(_Hashed):
-    """A bidirectional GRU over words, pooled by attention. An empty text is one padding word."""
+    """A bidirectional GRU over words, pooled by attention. An empty text is one padding word.
+
+    ``relu`` makes the representation non-negative, as the released FedAFD does: it then cannot align with
+    signed ones.
+    """
 
     @validate_call
     def __init__(
@@ -85,8 +89,10 @@ class BiGru(_Hashed):
         width: PositiveInt = 64,
         buckets: Buckets = 8192,
         max_length: PositiveInt = 48,
+        relu: bool = False,
     ) -> None:
         super().__init__(dim, buckets, max_length)
+        self.relu = relu
         self.embed = nn.Embedding(buckets, width, padding_idx=0)
         self.gru = nn.GRU(width, width, batch_first=True, bidirectional=True)
         self.attend = nn.Linear(2 * width, 1, bias=False)
@@ -99,7 +105,8 @@ class BiGru(_Hashed):
         states, _ = nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True)
         outside = torch.arange(states.shape[1], device=x.device) >= lengths[:, None]
         weights = self.attend(states).squeeze(2).masked_fill(outside, float("-inf")).softmax(1)
-        return self.project(torch.einsum("bl,bld->bd", weights, states))
+        z = self.project(torch.einsum("bl,bld->bd", weights, states))
+        return z.relu() if self.relu else z
 
 
 class Transformer(_Hashed):
