@@ -1,6 +1,6 @@
 """FedAFD: adversarial alignment, attention fusion and similarity-weighted distillation, client half.
 
-Paper: CVPR 2026, arXiv 2603.04890. Of participant c: i_c, t_c are its representions; i_g, t_g those of the
+Paper: CVPR 2026, arXiv 2603.04890. Of participant c: i_c, t_c are its representations; i_g, t_g those of the
 frozen global encoder; D_in and D_cr its discriminators within and across modalities; all rows have unit length.
 Discriminators and fusion module (GFF) never leave the participant.
 """

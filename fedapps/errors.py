@@ -3,3 +3,7 @@
 
 class UserError(Exception):
     """Something that the user can put right. The message is one line: what is wrong, and what would be right."""
+
+
+class RunFailed(Exception):
+    """A run cannot go on. The message is one line: why, and what would help."""

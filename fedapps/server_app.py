@@ -9,6 +9,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from fedapps import checks
+from fedapps.errors import RunFailed, UserError
 from fedapps.holdings import Holdings
 from fedapps.results.folder import RunFolder
 from fedapps.results.plots import plot_runs
@@ -32,8 +33,10 @@ def main(grid: Grid, context: Context) -> None:
         strategy.start(grid)
         _report(run)
     except BaseException as error:
-        run.end(f"{type(error).__name__}: {error}")
-        log(ERROR, "run failed: %s", error)
+        told = isinstance(error, UserError | RunFailed)
+        reason = str(error) if told else f"{type(error).__name__}: {error}"
+        run.end(reason)
+        log(ERROR, "run failed: %s", reason)
         if any("metrics" in row for row in run.rows()):
             _report(run)
         raise

@@ -20,6 +20,7 @@ from torch import Tensor
 from fedapps import wire
 from fedapps.code_hash import code_hash, folder
 from fedapps.contract import known_layouts, sizes
+from fedapps.errors import RunFailed
 from fedapps.holdings import Holdings
 from fedapps.methods import method
 from fedapps.results.folder import RunFolder
@@ -30,10 +31,6 @@ from fedapps.settings import Settings
 
 Content = Mapping[str, Mapping[str, Tensor]]
 """Record name -> tensors by name."""
-
-
-class RunFailed(Exception):
-    """The run cannot go on; the message says why and what would help."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +344,9 @@ class Strategy(FlowerStrategy):
         arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
         world = (self.scenario.dump(), self.settings.data_path)
         layouts = {record: wire.read_layout(value) for record, value in arrays.items()}
+        for record in self.method.wire[phase].up:
+            if record not in layouts:
+                raise wire.WireError(f"record '{record}' is missing")
         wire.check(layouts, self.method.wire[phase].up, sizes(*world), known_layouts(*world))
         tensors = {record: wire.unpack(value) for record, value in arrays.items()}
         for record, content in tensors.items():

@@ -9,10 +9,9 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
 from fedapps import wire
 from fedapps.data import load
-from fedapps.errors import UserError
+from fedapps.errors import RunFailed, UserError
 from fedapps.results.folder import read_rows
 from simulations.in_process import run
-from strategies.base import RunFailed
 from tests.end_to_end.flower import metrics
 
 
@@ -35,10 +34,12 @@ def on_train(change):  # type: ignore[no-untyped-def]
     return tamper
 
 
-def poisoned(name: str, record: ArrayRecord):  # type: ignore[no-untyped-def]
+def poisoned(name: str, record: ArrayRecord | None):  # type: ignore[no-untyped-def]
     def change(message: Message, reply: Message) -> Message:
         if f"{name}/features" in reply.content:
-            reply.content[f"{name}/features"] = record
+            del reply.content[f"{name}/features"]
+            if record is not None:
+                reply.content[f"{name}/features"] = record
         return reply
 
     return on_train(change)
@@ -52,9 +53,10 @@ def poisoned(name: str, record: ArrayRecord):  # type: ignore[no-untyped-def]
         (wire.pack({"image": torch.zeros(64, 16, dtype=torch.float16)}), "is float16"),
         (wire.pack({"model": torch.zeros(2)}), "may not hold a tensor 'model'"),
         (ArrayRecord([]), "not a packed record"),
+        (None, "record 'features' is missing"),
     ],
 )
-def test_a_bad_reply_harms_nobody(record: ArrayRecord, words: str, tiny: dict) -> None:
+def test_a_bad_reply_harms_nobody(record: ArrayRecord | None, words: str, tiny: dict) -> None:
     path = run({**tiny, "algo": "fedafd"}, tamper=poisoned("image-0", record))
     assert list(errors(path)) == ["image-0"] and words in errors(path)["image-0"]
     final = metrics(path)
