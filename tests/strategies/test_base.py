@@ -228,3 +228,12 @@ def test_a_site_reads_its_own_data_path(tiny: dict, tmp_path: Path) -> None:
     nodes = [{"participant": "text-0", "data-path": str(tmp_path / "site")}, {"participant": "image-0 mm-0 mm-1"}]
     config = {**tiny, "algo": "fedafd", "scenario": str(tmp_path / "own.yaml")}
     assert (1, "train", "text-0") in metrics(run(config, node_configs=nodes))
+
+
+def test_another_thread_count_gives_the_same_metrics_to_rounding(tiny: dict, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "simulations/scenarios/emoji-tiny.yaml").read_text()
+    (tmp_path / "two.yaml").write_text(text.replace("dim: 16", "dim: 16\nthreads: 2"))
+    one = metrics(run({**tiny, "algo": "fedafd"}))
+    two = metrics(run({**tiny, "algo": "fedafd", "scenario": str(tmp_path / "two.yaml"), "run-name": "two"}))
+    assert one.keys() == two.keys()
+    assert all(two[key] == pytest.approx(one[key], rel=1e-4, abs=1e-4) for key in one)
