@@ -74,6 +74,12 @@ class Flower:
                         os.kill(pid, sign)
                 time.sleep(0.2)
 
+    def kill(self, program: str) -> None:
+        """kill -9 the processes of this environment that run ``program``."""
+        for pid in self._pids():
+            if program.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
     def _pids(self) -> Sequence[int]:
         mark = f"FLWR_HOME={self.home}".encode()
         found = []

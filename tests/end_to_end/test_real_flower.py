@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +82,22 @@ def test_superlink_and_two_supernodes(flower: Flower, in_process: dict, tmp_path
     assert metrics(tmp_path / "deployed") == in_process
     assert sorted(os.listdir(tmp_path / "state-0" / "deployed")) == ["image-0", "mm-1"]
     assert not (tmp_path / "deployed" / "state").exists()
+
+
+def test_a_killed_run_is_resumed(flower: Flower, tmp_path: Path) -> None:
+    """kill -9 of the process that runs ServerApp and simulation; the resumed metrics are those of a whole run."""
+    words = ["algo=fedafd", "scenario=emoji-tiny", "seed=1", "num-server-rounds=40", "run-name=killed"]
+    driver = flower.start("driver", "fedapps", "run", *words, f"results-dir={tmp_path}")
+    rows = tmp_path / "killed" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not rows.is_file() or '"round": 5' not in rows.read_text():
+        assert time.monotonic() < deadline and driver.poll() is None, (flower.home / "driver.log").read_text()
+        time.sleep(0.1)
+    flower.kill("flwr-simulation")
+    assert driver.wait(120) == 1
+    assert json.loads((tmp_path / "killed" / "run.json").read_text())["status"] == "running"
+    done = flower.call("fedapps", "run", "resume=true", "run-name=killed", f"results-dir={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    config = {"algo": "fedafd", "scenario": "emoji-tiny", "seed": 1, "num-server-rounds": 40}
+    whole = run({**config, "results-dir": str(tmp_path), "run-name": "whole"})
+    assert metrics(tmp_path / "killed") == metrics(whole)
