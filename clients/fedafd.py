@@ -50,8 +50,8 @@ def test(msg: Message, context: Context) -> Message:
     """The test alone, with the global encoder of the last round that this participant trained in."""
     me = Participant(msg, context)
     afd = FedAFD(me)
-    afd.restore()
-    return me.reply(evaluate=afd.evaluate())
+    trained = afd.restore()
+    return me.reply(evaluate=afd.evaluate() if trained else evaluate(me))  # before that there is nothing to fuse with
 
 
 class FedAFD:
@@ -68,7 +68,7 @@ class FedAFD:
         self.encoder = self.global_model.encoders
         self.gff = GFF(dim, reuse_t2=p.gff_reuse_t2).to(me.device)
         self.gff_optimizer = Adam(self.gff.parameters(), lr=p.gff_learning_rate, weight_decay=p.gff_weight_decay)
-        games = {m: "all" if p.shared_discriminators else m for m in modalities}
+        games = {m: "both" if p.shared_discriminators else m for m in modalities}
         self.D_in, self.D_cr = (
             nn.ModuleDict({game: Discriminator(dim, p.double_sigmoid) for game in games.values()}).to(me.device)
             for _ in range(2)
@@ -82,12 +82,12 @@ class FedAFD:
         alignment = {"D_in": self.D_in, "D_cr": self.D_cr, "D_optimizer": self.D_optimizer}
         return (fusion if self.params.gff else {}) | (alignment if self.params.baa else {})
 
-    def restore(self, new_round: bool = False) -> None:
-        """Load what was kept; the released code starts each round with a new fusion module."""
+    def restore(self, new_round: bool = False) -> bool:
+        """Load what was kept, if anything; the released code starts each round with a new fusion module."""
         parts = self.parts()
         if new_round and not self.params.gff_persist:
             parts = {name: part for name, part in parts.items() if not name.startswith("gff")}
-        self.me.restore(**parts)
+        return self.me.restore(**parts)
 
     # ---------------------------------------------------------------------------------------- training
 
@@ -133,8 +133,8 @@ class FedAFD:
         for m, game in self.games.items():
             fake = plain(me.model)(me.public, m, rows)
             pairs += [(self.D_in[game], features[m][rows], fake), (self.D_cr[game], features[OTHER[m]][rows], fake)]
-        d_loss = self.params.beta * torch.stack([discriminator_loss(D, real, fake) for D, real, fake in pairs]).sum()
-        step(d_loss, [self.D_optimizer])
+        d_loss = torch.stack([discriminator_loss(D, real, fake) for D, real, fake in pairs]).sum()
+        step(self.params.beta * d_loss, [self.D_optimizer])  # β as in the released code; Adam hardly sees it
         return torch.stack([generator_loss(D, fake) for D, _, fake in pairs]).sum(), d_loss
 
     # ------------------------------------------------------------------------------------------ fusion

@@ -33,6 +33,8 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
             f"min-participants: {settings.min_participants} asked, scenario {scenario.name} has "
             f"{len(scenario.by_name)} participants"
         )
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        yield "device: cuda asked, but torch sees no GPU here; take device=auto or device=cpu"
     yield from _server_problems(scenario, holdings)
     for entry in scenario.participants if private else []:
         yield from participant_problems(scenario, holdings, scenario.names(entry)[0])
@@ -60,10 +62,24 @@ def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
 
 def _server_problems(scenario: Scenario, holdings: Holdings) -> Iterator[str]:
     """Missing public data, unknown models, tasks and options of the server."""
-    if scenario.public is not None:
-        yield from _error(lambda: holdings.public)
-    if (server := scenario.server) is not None:
-        yield from _error(lambda: build_learner(server, scenario.dim, holdings.server_test, server.test, "check"))
+    public, server = scenario.public, scenario.server
+    if public is None:
+        return
+    found = list(_error("public", lambda: holdings.public))
+    if server is not None and not found:
+        found = list(_error("server", lambda: _try_server(scenario, holdings)))
+    yield from found
+
+
+def _try_server(scenario: Scenario, holdings: Holdings) -> None:
+    public, server = scenario.public, scenario.server
+    assert public is not None and server is not None
+    for samples, data in ((holdings.public, public), (holdings.server_test, server.test)):
+        view(samples, server, data, torch.device("cpu"))
+    label = server.test.label
+    if label is not None and holdings.public.classes.get(public.label or "") != holdings.server_test.classes[label]:
+        raise UserError(f"server: test.label {label} has other classes than public.label {public.label}")
+    build_learner(server, scenario.dim, holdings.server_test, server.test, "check")
 
 
 def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> Iterator[str]:
@@ -74,12 +90,21 @@ def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> I
         for samples in (holdings.train(name), holdings.test(name)):
             view(samples, spec, spec.data, torch.device("cpu"))
         build_learner(spec, scenario.dim, holdings.train(name), spec.data, "check")
+        if scenario.public is not None:
+            for modality in spec.modalities:
+                column = scenario.public.text if modality == "text" else "image"
+                if column not in holdings.public:
+                    raise UserError(f"public: {scenario.public.name} has no column '{column}' for {modality}")
 
-    yield from _error(load)
+    yield from _error(f"participants: {spec.name}", load)
 
 
-def _error(action: Callable[[], Any]) -> Iterator[str]:
+def _error(where: str, action: Callable[[], Any]) -> Iterator[str]:
+    """What keeps ``action`` from going through, as one line that starts with where it is set."""
     try:
         action()
     except UserError as error:
-        yield str(error)
+        text = str(error)
+        yield text if text.startswith(where.partition(":")[0]) else f"{where}: {text}"
+    except Exception as error:  # of data and models that are the user's own
+        yield f"{where}: {type(error).__name__}: {' '.join(str(error).split())}"

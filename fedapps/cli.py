@@ -198,7 +198,7 @@ def run_config(words: Iterable[str]) -> dict[str, Any]:
     config = {key: value for key, value in parse_words(words).items() if value != run_settings.AUTO}
     config["results-dir"] = str(Path(config.get("results-dir", "runs")).expanduser().absolute())
     folder = Path(config["results-dir"]) / config.get("run-name", "")
-    if config.get("resume") is not True or "run-name" not in config or not (folder / "run.json").is_file():
+    if config.get("resume") is not True or "run-name" not in config or not os.path.isfile(folder / "run.json"):
         return config
     from fedapps.results.record import read_record
 
@@ -309,10 +309,10 @@ def _keys(table: Table, _: Mapping[str, Any]) -> None:
 def _wire(table: Table, config: Mapping[str, Any]) -> None:
     """Every record that a method may send, with its size for one participant."""
     _columns(table, "algo", "phase", "way", "record", "tensors", "bytes")
-    scenario = load_scenario(config.get("scenario", "emoji-quick"))
+    general = {key: value for key, value in config.items() if "." not in key}
     for algo in [config["algo"]] if "algo" in config else METHODS:
-        method(algo)
-        for row in wire_rows(algo, scenario):
+        settings, scenario = run_settings.read(general | {"algo": algo})
+        for row in wire_rows(algo, scenario, settings.data_path):
             table.add_row(algo, *row)
     table.title = (
         f"What may cross in scenario {scenario.name}, for one participant and phase; one of a single modality "
@@ -321,7 +321,7 @@ def _wire(table: Table, config: Mapping[str, Any]) -> None:
     table.title_justify = "left"
 
 
-def wire_rows(algo: str, scenario: Scenario) -> Iterator[tuple[str, str, str, str, str]]:
+def wire_rows(algo: str, scenario: Scenario, data_path: str | None = None) -> Iterator[tuple[str, str, str, str, str]]:
     """(phase, way, record, tensors, bytes) of every record of a method's contract."""
     from fedapps.checks import unmet
     from fedapps.contract import known_layouts, sizes
@@ -330,7 +330,7 @@ def wire_rows(algo: str, scenario: Scenario) -> Iterator[tuple[str, str, str, st
         yield "-", "-", "-", problem, "-"
         return
     dumped = scenario.dump()
-    symbols, layouts = sizes(dumped), known_layouts(dumped)
+    symbols, layouts = sizes(dumped, data_path), known_layouts(dumped)
     for phase, exchange in METHODS[algo].wire.items():
         for way, records in _ways(exchange):
             for name, spec in records.items():

@@ -10,14 +10,14 @@ from logging import ERROR
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fedapps import wire
 from fedapps.checks import participant_problems
 from fedapps.code_hash import code_hash, folder
-from fedapps.contract import known_layouts, sizes
+from fedapps.contract import check_down, check_up
 from fedapps.errors import UserError
 from fedapps.holdings import holdings
 from fedapps.methods import method
@@ -76,28 +76,28 @@ def answer(name: str, message: Message, context: Context) -> Records:
     own = wire.records_of(message.content, name)
     config = ConfigRecord({**shared.pop(wire.CONFIG), "participant": name})
     settings = Settings.parse(str(config["settings"]))
+    scenario = Scenario.parse(str(config["scenario"]))
+    if name not in hosted(context, scenario):
+        raise UserError(f"this node does not host {name}")
     entry = method(settings.algo)
-    phase = message.metadata.message_type.rpartition(".")[2]
-    exchange = entry.wire[phase]
+    exchange = entry.wire[message.metadata.message_type.rpartition(".")[2]]
     world = (str(config["scenario"]), data_path(context, settings))
-
-    incoming = {record: wire.read_layout(value) for record, value in {**shared, **own}.items()}
-    wire.check(incoming, exchange.down, sizes(*world), known_layouts(*world))
+    check_down(exchange, {**shared, **own}, *world)
     sub = copy.copy(message)
     sub.content = RecordDict({**shared, **own, wire.CONFIG: config})
     reply = entry.load_client()(sub, context)
     if reply.has_error():
         raise RuntimeError(reply.error.reason)
     records: Records = dict(reply.content.items())
-    arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
-    outgoing = {record: wire.read_layout(value) for record, value in arrays.items()}
-    wire.check(outgoing, exchange.up, sizes(*world), known_layouts(*world))
-    for record, value in records.items():
-        if record not in arrays:
-            if record not in (wire.METRICS, wire.EVALUATE) or not isinstance(value, MetricRecord):
-                raise wire.WireError(f"record '{record}' may not cross")
-            wire.check_metrics(value)
+    check_up(exchange, records, *world, scenario.by_name[name].modalities)
     return records
+
+
+def told(error: Exception) -> str:
+    """What the server may know of a failure: our own messages, of others the kind, as they may quote data."""
+    if isinstance(error, UserError | wire.WireError):
+        return str(error)
+    return f"{type(error).__name__} (the log of its node says more)"
 
 
 class Host(ClientApp):
@@ -109,8 +109,9 @@ class Host(ClientApp):
         if message.metadata.message_type == "query.hello":
             try:
                 return hello(message, context)
-            except UserError as error:
-                return Message(RecordDict({wire.ERROR: ConfigRecord({"error": str(error)})}), reply_to=message)
+            except Exception as error:
+                log(ERROR, "hello failed:\n%s", traceback.format_exc())
+                return Message(RecordDict({wire.ERROR: ConfigRecord({"error": told(error)})}), reply_to=message)
         out: Records = {}
         names: Any = config["participants"]
         for name in names:
@@ -118,8 +119,7 @@ class Host(ClientApp):
                 out |= wire.prefixed(name, answer(name, message, context))
             except Exception as error:
                 log(ERROR, "participant %s failed:\n%s", name, traceback.format_exc())
-                reason = f"{type(error).__name__}: {error}"
-                out |= wire.prefixed(name, {wire.ERROR: ConfigRecord({"error": reason})})
+                out |= wire.prefixed(name, {wire.ERROR: ConfigRecord({"error": told(error)})})
         return Message(RecordDict(out), reply_to=message)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -45,8 +46,7 @@ class Holdings:
             raise UserError(f"scenario {self.scenario.name}: has no public data")
         samples = self._load(data, "train")
         rng = np.random.default_rng(seed_of("public"))
-        rows = _one_per(samples, data.one_per, rng)
-        rows = rng.permutation(rows)
+        rows = rng.permutation(_one_per(samples, data.one_per, rng))
         if data.size is not None and data.size > len(rows):
             raise UserError(f"public.size: {data.size} asked, {data.name} has {len(rows)} such rows")
         return np.sort(rows[: data.size])
@@ -109,18 +109,28 @@ class Holdings:
         """Training rows that neither the public data nor an earlier entry of the same data set holds."""
         data = entry.data
         samples = self._load(data, "train")
-        taken = np.ones(len(samples), dtype=bool)
-        taken[_labelled(samples, data)] = False
+        held = np.zeros(len(samples), dtype=bool)
         public = self.scenario.public
-        if public is not None and public.name == data.name:
-            taken[self.public_rows] = True
+        if public is not None and self._source(public) == self._source(data):
+            held[self.public_rows] = True
         for earlier in self.scenario.participants:
             if earlier.name == entry.name:
                 break
-            if earlier.data.name == data.name:
+            if self._source(earlier.data) == self._source(data):
                 for rows in self._cut(earlier):
-                    taken[rows] = True
-        return np.flatnonzero(~taken)
+                    held[rows] = True
+        if "picture" in samples:  # the other captions of a picture are held with it
+            pictures = np.asarray(samples["picture"])
+            held = np.isin(pictures, pictures[held])
+        labelled = _labelled(samples, data)
+        return labelled[~held[labelled]]
+
+    def _source(self, data: Data) -> str:
+        """What is the same for two names of one data set."""
+        kind, _, rest = data.name.partition(":")
+        if kind == "path":
+            return os.path.realpath(os.path.join(self.data_path or "", os.path.expanduser(rest)))
+        return ":".join(data.name.split(":")[:2])
 
     def _cut(self, entry: Participant) -> list[np.ndarray]:
         """The rows of each participant of an entry."""
@@ -131,23 +141,46 @@ class Holdings:
     def _partition(self, entry: Participant) -> list[np.ndarray]:
         data = entry.data
         samples = self._load(data, "train")
-        rows = _one_per(samples, data.one_per, np.random.default_rng(seed_of(self.seed, entry.name)), self._free(entry))
+        if data.partition == "own":
+            return [_labelled(samples, data)] * entry.count
+        rng = np.random.default_rng(seed_of(self.seed, entry.name))
+        rows = _one_per(samples, data.one_per, rng, self._free(entry))
+        groups = _by_picture(samples, rows)
+        smallest, size = data.min_size, data.size
         try:
-            return partition(
+            parts = partition(
                 samples,
-                rows,
+                rows if groups is None else np.array(list(groups)),
                 entry.count,
                 seed_of(self.seed, "partition", entry.name) % 2**32,
                 data.partition,
                 by=data.by or data.label,
                 alpha=data.alpha,
                 classes=data.classes,
+                shards=data.shards,
                 ids=data.ids,
-                size=data.size,
-                min_size=data.min_size,
+                size=size if groups is None else None,
+                min_size=smallest if groups is None else 1,
             )
         except UserError as error:
             raise UserError(f"participants: {entry.name}: data: {error}") from error
+        if groups is None:
+            return parts
+        parts = [rng.permutation(np.concatenate([groups[first] for first in part]))[:size] for part in parts]
+        for name, part in zip(self.scenario.names(entry), parts, strict=True):
+            if len(part) < max(smallest, size or 0):
+                raise UserError(f"participants: {name}: data: {len(part)} rows, fewer than size or min-size asks")
+        return parts
+
+
+def _by_picture(samples: Samples, rows: np.ndarray) -> dict[int, np.ndarray] | None:
+    """First row of each picture -> all of its rows, where pictures have several captions: they are dealt out whole."""
+    if "picture" not in samples:
+        return None
+    pictures = np.asarray(samples["picture"])[rows]
+    order = np.argsort(pictures, kind="stable")
+    starts = np.flatnonzero(np.diff(pictures[order], prepend=-1))
+    return {int(part[0]): part for part in np.split(rows[order], starts[1:])}
 
 
 def _labelled(samples: Samples, data: Data) -> np.ndarray:

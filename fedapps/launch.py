@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from fedapps.errors import UserError
+from fedapps.results.folder import writing
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings
 
 STARTED = re.compile(r"Successfully started run (\d+)")
+UNSENDABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, bytes that are no UTF-8
 
 
 def app_folder() -> Path:
@@ -87,7 +89,7 @@ def federation(settings: Settings, scenario: Scenario) -> dict[str, Any]:
 
 
 def toml(values: Mapping[str, Any]) -> str:
-    """``key=value`` pairs as ``flwr run`` reads them: TOML, in which no text holds both kinds of quotes."""
+    """``key=value`` pairs as ``flwr run`` reads them: TOML, each text in quotes that it does not hold itself."""
     return " ".join(f"{key}={_toml_value(key, value)}" for key, value in values.items())
 
 
@@ -96,9 +98,12 @@ def _toml_value(key: str, value: Any) -> str:
         return str(value).lower()
     if not isinstance(value, str):
         return repr(value)
-    if "\n" in value or ('"' in value and "'" in value):
-        raise UserError(f"{key}: Flower takes no text with line breaks or with both kinds of quotes")
-    return f"'{value}'" if '"' in value or "\\" in value else f'"{value}"'
+    if UNSENDABLE.search(value):
+        raise UserError(f"{key}: Flower takes no text with line breaks or other control characters")
+    literal = '"' in value or "\\" in value  # a text in single quotes stands as it is
+    if literal and "'" in value:
+        raise UserError(f"{key}: Flower takes no text with both kinds of quotes, or with \\ and a single quote")
+    return f"'{value}'" if literal else f'"{value}"'
 
 
 def follow(line: list[str], show: Callable[[str], None]) -> int:
@@ -111,7 +116,8 @@ def follow(line: list[str], show: Callable[[str], None]) -> int:
     flwr = shutil.which("flwr", path=env["PATH"])
     if flwr is None:
         raise UserError("there is no `flwr` command beside this Python; install the app with `pip install -e .`")
-    home.mkdir(parents=True, exist_ok=True)
+    with writing("FLWR_HOME", home):
+        home.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(
         [flwr, *line[1:]],

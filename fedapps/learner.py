@@ -15,7 +15,7 @@ import timm.optim
 import torch
 from torch import Tensor, nn
 
-from fedapps.data import Samples
+from fedapps.data import Lazy, Samples
 from fedapps.data import gallery as distinct
 from fedapps.errors import UserError
 from fedapps.models import Encoder, Model, build_encoder
@@ -119,20 +119,44 @@ def view(samples: Samples, party: Party, data: Data, device: torch.device, label
     """
     inputs: dict[Modality, str] = {m: data.text if m == "text" else "image" for m in party.modalities}
     for modality, column in inputs.items():
-        if column not in samples:
-            raise UserError(f"data {data.name}: there is no column '{column}' for modality {modality}")
+        if column not in samples or (modality == "text" and not _is_text(samples[column])):
+            raise UserError(f"data {data.name}: there is no {modality} column '{column}'")
     if not labelled:
         return View(samples, inputs, torch.arange(len(samples)), {}, device)
     retrieval = party.task.name == "retrieval"
     label = "concept" if retrieval else data.label
-    if label is None or label not in samples:
+    if label is None:
+        raise UserError(f"data.label: must name the label column of {data.name} for task {party.task.name}")
+    if label not in samples:
         raise UserError(f"data {data.name}: there is no column '{label}' for task {party.task.name}")
     target = samples[label]
+    _check_label(samples, label, party.task.name)
     gallery: dict[Modality, Tensor] = {}
     if retrieval:
         pictures, captions = distinct(samples, np.arange(len(samples)))
         gallery = {"image": torch.from_numpy(pictures), "text": torch.from_numpy(captions)}
     return View(samples, inputs, torch.as_tensor(target) if isinstance(target, np.ndarray) else target, gallery, device)
+
+
+def _is_text(column: Any) -> bool:
+    return isinstance(column, list) and all(isinstance(value, str) for value in column[:1])
+
+
+def _check_label(samples: Samples, label: str, task: str) -> None:
+    """Refuse a label column that is not of the kind that a task learns."""
+    column = samples[label]
+    found = "one class a row" if isinstance(column, np.ndarray) and label in samples.classes else "no label"
+    if isinstance(column, torch.Tensor) and column.ndim == 2:
+        found = "several labels a row"
+    if isinstance(column, Lazy) and label in samples.classes:
+        found = "a class a pixel"
+    wanted = {
+        "classification": "one class a row",
+        "multilabel": "several labels a row",
+        "segmentation": "a class a pixel",
+    }.get(task, found)
+    if found != wanted:
+        raise UserError(f"data.label: '{label}' is {found}; {task} takes {wanted}")
 
 
 _TOKENS: WeakKeyDictionary[Samples, dict[tuple[str, str], Tensor]] = WeakKeyDictionary()

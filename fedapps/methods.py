@@ -23,10 +23,14 @@ unless the layout says otherwise."""
 
 @dataclass(frozen=True)
 class Exchange:
-    """What one phase may carry: records down to a participant and up to the server."""
+    """What one phase may carry: records down to a participant and up to the server, and names of metrics up.
+
+    Test metrics are those of the tasks and need not be named.
+    """
 
     down: Mapping[str, Record] = field(default_factory=dict)
     up: Mapping[str, Record] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
 
 
 class Params(BaseModel):
@@ -50,7 +54,6 @@ class Needs:
     server_modalities: tuple[str, ...] = ()
     server_tasks: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  # of participants; empty: any
-    same_dim: bool = False  # every participant and the server share one embedding dimension
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ METHODS: dict[str, Method] = {
         paper="no exchange: every participant alone, the server on public data alone",
         strategy="strategies.local:Local",
         client="clients.local:app",
-        wire={"train": Exchange(), "evaluate": Exchange()},
+        wire={"train": Exchange(metrics=("task_loss",)), "evaluate": Exchange()},
     ),
     "fedafd": Method(
         title="FedAFD",
@@ -124,12 +127,12 @@ METHODS: dict[str, Method] = {
             server_modalities=("image", "text"),
             server_tasks=("retrieval",),
             tasks=("classification", "multilabel", "retrieval"),
-            same_dim=True,
         ),
         wire={
             "train": Exchange(
                 down={"features": REPRESENTATIONS, "encoder": "server encoder"},
                 up={"features": REPRESENTATIONS},
+                metrics=("task_loss", "adversarial_loss", "discriminator_loss"),
             ),
             "evaluate": Exchange(),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from functools import cached_property
@@ -14,11 +15,12 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedapps import wire
+from fedapps.errors import UserError
 from fedapps.holdings import Holdings, holdings
 from fedapps.learner import View, build_learner, build_optimizer, set_rate, view
 from fedapps.scenario import Scenario
 from fedapps.seeds import batches, generator, seed_of
-from fedapps.settings import Settings
+from fedapps.settings import RUN_NAME, Settings
 from fedapps.state import Store
 
 
@@ -36,11 +38,13 @@ def data_path(context: Context, settings: Settings) -> str | None:
 def state_root(context: Context, config: ConfigRecord) -> Path:
     """Where this node keeps personal state: ``state-dir`` of its node config, else its home; in simulation the
     run folder."""
-    node = context.node_config
+    node, run_name = context.node_config, str(config["run-name"])
+    if not re.fullmatch(RUN_NAME, run_name):  # it comes from the server and becomes part of a path
+        raise UserError(f"run-name: '{run_name}' is no name for a folder")
     if "state-dir" in node:
-        return Path(str(node["state-dir"])) / str(config["run-name"])
+        return Path(str(node["state-dir"])) / run_name
     if "participant" in node:
-        return Path(os.path.expanduser("~/.fedapps/state")) / str(config["run-name"])
+        return Path(os.path.expanduser("~/.fedapps/state")) / run_name
     return Path(str(config["run-folder"])) / "state"
 
 
@@ -119,19 +123,22 @@ class Participant:
 
     # ------------------------------------------------------------------------------------------ state
 
-    def restore(self, **parts: Any) -> None:
+    def restore(self, **parts: Any) -> bool:
         """Load what an earlier phase kept into modules and optimisers; new parts stay as they are.
 
-        The learning rate is set to this round's afterwards.
+        The learning rate is set to this round's afterwards. False if nothing has been kept yet.
         """
         kept = self.store.load(before=(self.round, self.step)) or {}
         for name, part in self._parts(parts).items():
             if name in kept:
                 part.load_state_dict(kept[name])
         set_rate(self.optimizer, self.spec.train, self.round, self.settings.num_server_rounds)
+        return bool(kept)
 
     def keep(self, **parts: Any) -> None:
         """Save the model, task, optimiser and ``parts`` as this participant's state of this phase."""
+        if broken := wire.non_finite(self.model.state_dict()):
+            raise UserError(f"training diverged: '{broken}' holds NaN or infinity; take a smaller learning rate")
         tree = {name: part.state_dict() for name, part in self._parts(parts).items()}
         self.store.save((self.round, self.step), tree)
 

@@ -40,10 +40,13 @@ class Data(_Part):
     text: str = Field("text", description="text column")
     columns: dict[str, str] = Field(default_factory=dict, description="canonical name -> name in the data set")
     image_size: int | None = Field(None, ge=8, description="side in pixels that pictures of hf:/path: are brought to")
-    partition: Literal["iid", "dirichlet", "pathological", "natural", "shards", "whole"] = "iid"
+    partition: Literal["iid", "dirichlet", "pathological", "natural", "shards", "whole", "own"] = Field(
+        "iid", description="own: all rows that the participant's node has"
+    )
     by: str | None = Field(None, description="column that the partition goes by; default: the label")
     alpha: float = Field(1.0, gt=0, description="concentration of the Dirichlet partition")
     classes: int = Field(2, ge=1, description="classes per participant of the pathological partition")
+    shards: int = Field(2, ge=1, description="shards per participant of the shards partition")
     ids: list[str] | None = Field(None, description="values of `by` that natural participants get, in order")
     size: int | None = Field(None, ge=1, description="training rows per participant; default: all of its partition")
     min_size: int = Field(2, ge=1, description="smaller partitions are refused")
@@ -103,6 +106,9 @@ class Party(_Part):
 
     @model_validator(mode="after")
     def _encoders(self) -> Party:
+        wanted = {"retrieval": ("image-text",), "segmentation": ("image",)}.get(self.task.name, ("image", "text"))
+        if self.modality not in wanted:
+            raise ValueError(f"task: {self.task.name} needs modality {' or '.join(wanted)}, not {self.modality}")
         if set(self.model) != set(self.modalities):
             raise ValueError(f"model: needs one encoder for each of {', '.join(self.modalities)}")
         return self
@@ -134,7 +140,7 @@ class Scenario(_Part):
     name: str = ""
     description: str = ""
     dim: int = Field(64, ge=2, description="embedding dimension d of every representation")
-    threads: int = Field(1, ge=1, description="torch threads of each process; results depend on it")
+    threads: int = Field(1, ge=1, le=256, description="torch threads of each process; results depend on it")
     settings: dict[str, Any] = Field(default_factory=dict, description="run-config keys with this scenario's values")
     participants: list[Participant] = Field(min_length=1)
     public: Data | None = None
@@ -145,6 +151,9 @@ class Scenario(_Part):
         names = [entry.name for entry in self.participants]
         if len(set(names)) < len(names):
             raise ValueError("participants: two entries have the same name")
+        for name in ("server", "mean"):
+            if name in names:
+                raise ValueError(f"participants: the name '{name}' is taken by the results")
         if self.server is not None and self.public is None:
             raise ValueError("server: has a task but there is no `public` data to train it on")
         return self
@@ -218,15 +227,18 @@ def _read(name: str) -> tuple[Path, str, dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
         values = yaml.safe_load(text)
+        twice = _repeated(yaml.compose(text, yaml.SafeLoader))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"scenario: {path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"{path}: is nested too deeply, or refers to itself") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from error
     if not isinstance(values, dict):
         raise UserError(f"{path}:1: a scenario is a mapping of keys such as `participants:`")
-    if twice := _repeated(yaml.compose(text, yaml.SafeLoader)):
+    if twice is not None:
         raise UserError(f"{path}:{twice.start_mark.line + 1}: {twice.value}: stands here twice")
     return path, text, values
 
@@ -239,8 +251,9 @@ def _repeated(node: Any) -> Any:
             if key.value in seen:
                 return key
             seen.add(str(key.value))
-    children = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
-    nested = children if isinstance(node, yaml.CollectionNode) else []
+    if not isinstance(node, yaml.CollectionNode):
+        return None
+    nested = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
     return next((found for child in nested if (found := _repeated(child)) is not None), None)
 
 

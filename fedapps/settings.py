@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_origin
+from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -19,6 +19,7 @@ from fedapps.methods import METHODS, Params, method
 from fedapps.scenario import Scenario, load_scenario, reason
 
 AUTO: Final = "auto"
+RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # what a run may be called: it is the name of a folder
 
 
 class Settings(BaseModel):
@@ -39,14 +40,14 @@ class Settings(BaseModel):
     local_epochs: int = Field(1, ge=1, description="epochs on private data in a round")
     batch_size: int | None = Field(None, ge=1, description="of all participants; default: what the scenario says")
     learning_rate: float | None = Field(None, gt=0, description="of all participants; default: what the scenario says")
-    seed: int = Field(1, ge=0, description="of every random draw, the partition of the data included")
+    seed: int = Field(1, ge=0, lt=2**63, description="of every random draw, the partition of the data included")
     fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
     min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
     round_timeout: float = Field(
         3600.0, gt=0, description="seconds to wait for participants and for replies of a phase"
     )
     results_dir: str = Field(AUTO, description="where run folders lie; auto: ~/.fedapps/runs")
-    run_name: str = Field(AUTO, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="auto: algo-scenario-seed-time")
+    run_name: str = Field(AUTO, pattern=f"^{RUN_NAME}$", description="auto: algo-scenario-seed-time")
     resume: bool = Field(False, description="continue the run folder `run-name` from its last checkpoint")
     device: Literal["auto", "cpu", "cuda"] = Field(AUTO, description="auto: a GPU where there is one")
     data_path: str | None = Field(
@@ -85,7 +86,7 @@ def keys() -> dict[str, str]:
 
 def is_text(info: FieldInfo) -> bool:
     """Whether a key's value is text, even where it looks like a number."""
-    return info.annotation is str or get_origin(info.annotation) is Literal
+    return str in (info.annotation, *get_args(info.annotation)) or get_origin(info.annotation) is Literal
 
 
 def read(run_config: Mapping[str, Any]) -> tuple[Settings, Scenario]:
@@ -101,6 +102,9 @@ def read(run_config: Mapping[str, Any]) -> tuple[Settings, Scenario]:
     name = said.get("scenario", Settings.model_fields["scenario"].default)
     scenario = load_scenario(str(name))
     where = f"scenario {scenario.name}: settings: "
+    for key in ("algo", "scenario"):
+        if key in scenario.settings:
+            raise UserError(f"scenario {scenario.name}: settings: {key} cannot be set by a scenario")
     for key in scenario.settings:
         _known(key, where)
     merged = {**_numbers(scenario.settings), **said, "algo": algo, "scenario": name}
@@ -129,10 +133,12 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+    for kind in (int, float) if isinstance(value, str) else ():
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
 
 
 def _checked(model: type[Any], values: dict[str, Any], prefix: str, origin: Mapping[str, str]) -> Any:

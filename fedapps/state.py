@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from flwr.common.logger import log
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 _FILE = re.compile(r"^r(\d+)-s(\d+)\.safetensors$")
@@ -83,10 +85,23 @@ class Store:
     def path(self, version: Version) -> Path:
         return self.folder / f"r{version[0]:05d}-s{version[1]:04d}.safetensors"
 
+    def newest(self, before: Version | None = None) -> tuple[Version, Any] | None:
+        """The newest version (before ``before``) that can be read, with its tree; ``None`` where there is none.
+
+        A damaged file is said and passed over: the version before it is kept for this.
+        """
+        for version in reversed(self.versions()):
+            if before is None or version < before:
+                try:
+                    return version, load_tree(self.path(version))
+                except (OSError, SafetensorError, KeyError, ValueError) as error:
+                    log(WARNING, "%s is damaged (%s); the version before it is taken", self.path(version), error)
+        return None
+
     def load(self, before: Version | None = None) -> Any | None:
-        """The newest version, or the newest before ``before``; ``None`` where there is none."""
-        found = [version for version in self.versions() if before is None or version < before]
-        return load_tree(self.path(found[-1])) if found else None
+        """The tree of ``newest``."""
+        found = self.newest(before)
+        return found[1] if found else None
 
     def save(self, version: Version, tree: Any) -> None:
         for later in self.versions():  # left by an interrupted run that is being repeated

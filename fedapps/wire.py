@@ -58,7 +58,7 @@ def read_layout(record: ArrayRecord) -> Layout:
     try:
         rows = json.loads(record[LAYOUT].numpy().tobytes())
         return {str(name): (str(dtype), tuple(int(n) for n in shape)) for name, dtype, shape in rows}
-    except (KeyError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever a decoder makes of damaged bytes
         raise WireError(f"not a packed record: {error!r}") from error
 
 
@@ -73,7 +73,7 @@ def unpack(record: ArrayRecord) -> dict[str, Tensor]:
         if not isinstance(kind, torch.dtype) or dtype not in record:
             raise WireError(f"tensor '{name}': no data of dtype '{dtype}'")
         if dtype not in flat:
-            data = record[dtype].numpy()
+            data = _bytes(record[dtype])
             if data.dtype != np.uint8 or data.ndim != 1 or data.size % kind.itemsize:
                 raise WireError(f"the data of dtype '{dtype}' are not a flat byte array")
             flat[dtype] = torch.from_numpy(data.copy()).view(kind) if data.size else torch.empty(0, dtype=kind)
@@ -85,6 +85,13 @@ def unpack(record: ArrayRecord) -> dict[str, Tensor]:
     if any(offsets[dtype] != data.numel() for dtype, data in flat.items()) or set(record) - set(flat) - {LAYOUT}:
         raise WireError("the record holds data that its layout does not name")
     return tensors
+
+
+def _bytes(array: Array) -> np.ndarray:
+    try:
+        return array.numpy()
+    except Exception as error:
+        raise WireError(f"data that cannot be read: {error!r}") from error
 
 
 def num_bytes(records: Iterable[ArrayRecord | ConfigRecord | MetricRecord]) -> int:
@@ -100,44 +107,70 @@ def non_finite(tensors: Tensors) -> str | None:
 # ------------------------------------------------------------------------------------------- the contract
 
 
-def check(
-    layouts: Mapping[str, Layout],
+def check_arrays(
+    records: Mapping[str, ArrayRecord],
     allowed: Mapping[str, Record],
     sizes: Mapping[str, int],
     known: Mapping[str, Layout],
+    modalities: Iterable[str] | None = None,
 ) -> None:
     """Raise ``WireError`` unless every record is allowed, with its tensors, shapes and dtypes.
 
     ``sizes`` gives the symbols of shapes their numbers (``P`` public samples, ``d`` dimensions); ``known``
-    gives the layouts of state dicts, e.g. ``"server encoder"``. A record may hold fewer tensors than allowed
-    (an image participant sends no text), never others.
+    gives the layouts of state dicts, e.g. ``"server encoder"``. On the way down a record may be left out or
+    hold fewer tensors. On the way up ``modalities`` are those of the participant: every record must be there
+    with all its tensors, of tensors that are named after a modality those of its own.
     """
-    for record, layout in layouts.items():
+    for record, content in records.items():
         if record not in allowed:
             raise WireError(f"record '{record}' may not cross (allowed: {', '.join(allowed) or 'none'})")
-        spec = allowed[record]
-        expected: Layout
-        if isinstance(spec, str):
-            expected = known[spec]
-        else:
-            expected = {
-                name: ("float32", tuple(sizes[symbol] for symbol in shape.split())) for name, shape in spec.items()
-            }
+        expected = _expected(allowed[record], sizes, known, modalities)
+        layout = read_layout(content)
         for name, (dtype, shape) in layout.items():
             if name not in expected:
                 raise WireError(f"record '{record}' may not hold a tensor '{name}'")
             if (dtype, shape) != expected[name]:
-                want_dtype, want = expected[name]
-                raise WireError(
-                    f"tensor '{record}/{name}' is {dtype} {list(shape)}, the contract says {want_dtype} {list(want)}"
-                )
+                want, wanted_shape = expected[name]
+                found = f"tensor '{record}/{name}' is {dtype} {list(shape)}"
+                raise WireError(f"{found}, the contract says {want} {list(wanted_shape)}")
+        missing = [name for name in expected if name not in layout]
+        if modalities is not None and missing:
+            raise WireError(f"record '{record}' lacks the tensor '{missing[0]}'")
+    for record in allowed:
+        if modalities is not None and record not in records:
+            raise WireError(f"record '{record}' is missing")
 
 
-def check_metrics(metrics: MetricRecord) -> None:
-    """Metrics are single numbers: a list could carry labels or samples."""
+def _expected(
+    spec: Record, sizes: Mapping[str, int], known: Mapping[str, Layout], modalities: Iterable[str] | None
+) -> Layout:
+    if isinstance(spec, str):
+        return known[spec]
+    others = {"image", "text"} - set(modalities if modalities is not None else ("image", "text"))
+    return {
+        name: ("float32", tuple(sizes[symbol] for symbol in shape.split()))
+        for name, shape in spec.items()
+        if name not in others
+    }
+
+
+def check_metrics(metrics: Any, allowed: Iterable[str], required: Iterable[str] = ("num-examples",)) -> None:
+    """Raise ``WireError`` unless ``metrics`` are single finite numbers of allowed names.
+
+    Names are part of the contract, and a list is refused: either could carry labels or samples.
+    """
+    if not isinstance(metrics, MetricRecord):
+        raise WireError("metrics must be a record of numbers")
     for name, value in metrics.items():
-        if isinstance(value, list):
+        if name not in allowed and name not in required:
+            raise WireError(f"metric '{name[:40]}' may not cross")
+        if not isinstance(value, int | float):
             raise WireError(f"metric '{name}' is a list; only single numbers may cross")
+        if not math.isfinite(value):
+            raise WireError(f"metric '{name}' is {value}")
+    for name in required:
+        if name not in metrics:
+            raise WireError(f"metric '{name}' is missing")
 
 
 # ------------------------------------------------------------------------------------- participants' records

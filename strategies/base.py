@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedapps import wire
 from fedapps.code_hash import code_hash, folder
-from fedapps.contract import known_layouts, sizes
+from fedapps.contract import check_up
 from fedapps.errors import RunFailed
 from fedapps.holdings import Holdings
 from fedapps.methods import method
@@ -75,6 +75,7 @@ class Strategy(FlowerStrategy):
         self.greeted: set[int] = set()
         self.chosen: list[str] = []  # participants of this round
         self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
+        self.failed: set[str] = set()  # participants that have failed in this round
         self.round = 0
         self.step = 0
 
@@ -119,7 +120,7 @@ class Strategy(FlowerStrategy):
             self.record_server()
         progress = Progress(self.run, self.scenario, num_rounds, first)
         for self.round in range(first, num_rounds + 1):
-            self.step, self.evaluated = 0, {}
+            self.step, self.evaluated, self.failed = 0, {}, set()
             self.meet()
             self.chosen = self.sample()
             self.train_round(self.round)
@@ -130,20 +131,21 @@ class Strategy(FlowerStrategy):
 
     def resume(self) -> int:
         """Load the last checkpoint if asked; the number of rounds that are done."""
-        versions = self.run.checkpoint.versions()
-        if not self.settings.resume or not versions:
-            if self.settings.resume:
-                self.run.rewind(-1)
+        if not self.settings.resume:
             return 0
-        done = versions[-1][0]
-        self.load_state_dict(self.run.checkpoint.load() or {})
+        found = self.run.checkpoint.newest()
+        if found is None:
+            self.run.rewind(-1)
+            return 0
+        (done, _), state = found
+        self.load_state_dict(state)
         self.run.rewind(done)
         log(INFO, "resuming after round %d", done)
         return done
 
     def evaluate_round(self) -> None:
         """Evaluate every participant that the round has not evaluated yet, and the server."""
-        rest = [name for name in self.scenario.by_name if name not in self.evaluated and name in self.nodes]
+        rest = [name for name in self.scenario.by_name if name not in self.evaluated and name not in self.failed]
         if rest:
             self.ask("evaluate", to=rest)
         self.run.row(self.round, "evaluate", "mean", metrics=self.means(self.evaluated))
@@ -164,6 +166,7 @@ class Strategy(FlowerStrategy):
     def wait_for_participants(self) -> None:
         """Meet nodes until every participant is hosted; ``RunFailed`` with the missing names at the deadline."""
         end = time.monotonic() + self.settings.round_timeout
+        told = 0.0
         self.meet()
         while missing := [name for name in self.scenario.by_name if name not in self.nodes]:
             if time.monotonic() > end:
@@ -171,6 +174,9 @@ class Strategy(FlowerStrategy):
                     f"after {self.settings.round_timeout:.0f} s no node hosts {', '.join(missing)}; start a SuperNode "
                     f"with --node-config 'participant=\"{missing[0]}\"', or raise round-timeout"
                 )
+            if time.monotonic() > told + 30:
+                log(INFO, "waiting for nodes that host %s", ", ".join(missing))
+                told = time.monotonic()
             time.sleep(0.1)
             self.meet()
         log(INFO, "%d participants on %d nodes", len(self.nodes), len(set(self.nodes.values())))
@@ -187,11 +193,14 @@ class Strategy(FlowerStrategy):
         ttl = self.settings.round_timeout
         asked = [Message(content, node, "query.hello", ttl=ttl, group_id="0") for node in new]
         for node, reply in self.exchange(asked):
+            if reply.has_error():  # it may have gone; it is asked again as long as it is listed
+                log(WARNING, "a node did not answer: %s", _last_line(reply.error.reason))
+                continue
             self.greeted.add(node)
-            if reply.has_error():
-                raise RunFailed(f"a node could not answer: {_last_line(reply.error.reason)}")
             if wire.ERROR in reply.content:
-                raise RunFailed(str(reply.content[wire.ERROR]["error"]))
+                raise RunFailed(str(dict(reply.content[wire.ERROR]).get("error")))
+            if wire.CONFIG not in reply.content.config_records:
+                raise RunFailed("a node answered the first message with something else; it runs another app")
             self.welcome(node, reply.content.config_records[wire.CONFIG])
 
     def welcome(self, node: int, about: ConfigRecord) -> None:
@@ -200,22 +209,24 @@ class Strategy(FlowerStrategy):
         if about["code-hash"] != code_hash():
             raise RunFailed(
                 f"the node on {host} runs other code, from {about['code-folder']!s}, than the server, from "
-                f"{folder('fedapps').parent}; stop the old local SuperLink (pkill -f flower-superlink), or install "
-                "the same version on both"
+                f"{folder('fedapps').parent}; install the same version on both, or, in simulation, stop the local "
+                "SuperLink that was started with the other"
             )
         if about["public-hash"] != self.holdings.public_hash:
             raise RunFailed(f"the node on {host} holds other public data, or in another order, than the server")
         names: Any = about["participants"]
         counts: Any = about["num-examples"]
         for name, count in zip(names, counts, strict=True):
-            if name in self.nodes:
+            if name not in self.scenario.by_name:
+                raise RunFailed(f"the node on {host} hosts '{name}', which is not in scenario {self.scenario.name}")
+            if name in self.nodes and self.round == 0:
                 raise RunFailed(f"two nodes host {name}; give each SuperNode its own participant")
-            self.nodes[name] = node
+            self.nodes[name] = node  # later the newest counts: a restarted node may still be listed by its old id
             log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
 
     def sample(self) -> list[str]:
-        """The participants of this round, drawn from the sorted names by seed and round."""
-        names = sorted(self.nodes)
+        """The participants of this round, drawn by seed and round from all names, whoever is there."""
+        names = sorted(self.scenario.by_name)
         count = max(
             math.ceil(self.settings.fraction_train * len(names)), min(self.settings.min_participants, len(names))
         )
@@ -246,23 +257,25 @@ class Strategy(FlowerStrategy):
             Whom to ask.
 
         Replies that are an error, off the contract, not finite, or late are recorded and left out. Raises
-        ``RunFailed`` if fewer than ``min-participants`` are good.
+        ``RunFailed`` if fewer than ``min-participants`` of a training phase are good.
         """
         started = time.monotonic()
         self.step += 1
-        asked = [name for name in (self.chosen if to is None else to) if name in self.nodes]
-        messages, sent = self.messages(phase, asked, shared or {}, each or {})
+        asked = self.chosen if to is None else to
+        there = [name for name in asked if name in self.nodes]
+        messages, sent = self.messages(phase, there, shared or {}, each or {})
         replies: dict[str, Reply] = {}
-        failures: dict[str, str] = {}
+        failures = {name: "no node hosts it now" for name in asked if name not in there}
         for node, message in self.exchange(messages):
-            for name in (name for name in asked if self.nodes[name] == node):
+            for name in (name for name in there if self.nodes[name] == node):
                 try:
                     replies[name] = self.open(phase, name, message)
                 except wire.WireError as error:
                     failures[name] = str(error)
         replies = {name: replies[name] for name in asked if name in replies}  # not in the order of arrival
         self.record(phase, asked, replies, failures, sent, time.monotonic() - started)
-        if len(replies) < min(self.settings.min_participants, len(asked)) or (asked and not replies):
+        self.failed |= set(failures)
+        if phase != "evaluate" and len(replies) < min(self.settings.min_participants, len(asked)):
             why = "; ".join(f"{name}: {failures[name]}" for name in asked if name in failures)
             raise RunFailed(
                 f"round {self.round}, {phase}: {len(replies)} good replies, min-participants is "
@@ -338,22 +351,18 @@ class Strategy(FlowerStrategy):
             raise wire.WireError(_last_line(message.error.reason))
         records = wire.records_of(message.content, name)
         if wire.ERROR in records:
-            raise wire.WireError(str(records[wire.ERROR]["error"]))
-        if wire.METRICS not in records:
+            raise wire.WireError(str(dict(records[wire.ERROR]).get("error")))
+        if not records:
             raise wire.WireError("the reply holds nothing of this participant")
-        arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
-        world = (self.scenario.dump(), self.settings.data_path)
-        layouts = {record: wire.read_layout(value) for record, value in arrays.items()}
-        for record in self.method.wire[phase].up:
-            if record not in layouts:
-                raise wire.WireError(f"record '{record}' is missing")
-        wire.check(layouts, self.method.wire[phase].up, sizes(*world), known_layouts(*world))
+        modalities = self.scenario.by_name[name].modalities
+        exchange = self.method.wire[phase]
+        arrays = check_up(exchange, records, self.scenario.dump(), self.settings.data_path, modalities)
         tensors = {record: wire.unpack(value) for record, value in arrays.items()}
         for record, content in tensors.items():
             if bad := wire.non_finite(content):
                 raise wire.WireError(f"'{record}/{bad}' holds NaN or infinity")
-        metrics = _numbers(records[wire.METRICS])
-        test = _numbers(records[wire.EVALUATE]) if wire.EVALUATE in records else None
+        metrics = dict(records[wire.METRICS])
+        test = dict(records[wire.EVALUATE]) if wire.EVALUATE in records else None
         return Reply(
             tensors,
             num_examples=int(metrics.pop("num-examples")),
@@ -425,12 +434,6 @@ class Strategy(FlowerStrategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Metrics go to the run folder, participant by participant."""
         return None
-
-
-def _numbers(record: Any) -> dict[str, float]:
-    """The metrics of a record; raises ``WireError`` for a list."""
-    wire.check_metrics(record)
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}
 
 
 def _last_line(reason: str | None) -> str:

@@ -1,7 +1,11 @@
 """FedAFD: adversarial alignment, attention fusion and similarity-weighted distillation, server half.
 
-Paper: CVPR 2026, arXiv 2603.04890. Symbols: P public pairs, d dimensions; I_g, T_g [P, d] the server's image and
-text representations of the public data; i_c, t_c [P, d] those of participant c. All rows have unit length.
+Paper: CVPR 2026, arXiv 2603.04890. Stage 1: the server learns its task on public data. Stage 2: participants align
+with its representations (BAA) and fuse its encoder with their own (GFF). Stage 3: they encode the public data, the
+server weighs what they see (SED) and learns from it (KD).
+
+Symbols: P public pairs, d dimensions; I_g, T_g [P, d] the server's image and text representations of the public
+data, i_c, t_c [P, d] those of participant c, in rows of unit length; their weighted means, the teachers, are shorter.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ class FedAFD(Strategy):
         features = self.server.encode_public()  # I_g, T_g
         shared = {"features": features} if self.params.baa else {}
         replies = self.ask("train", shared, self.encoders())  # stages 2 and 3, on the participants
-        self.distill(server_round, self.aggregate(features, replies))
+        self.learn(server_round, self.aggregate(features, replies))
 
     def encoders(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """The frozen global encoders for each participant: only the branches that it has."""
@@ -66,8 +70,8 @@ class FedAFD(Strategy):
                 )
         return teachers
 
-    def distill(self, server_round: int, teachers: Features) -> None:
-        """Server epochs on L_task + γ·L_kd (joint), or on γ·L_kd alone (separate)."""
+    def learn(self, server_round: int, teachers: Features) -> None:
+        """Server epochs on L_task + γ·L_kd (joint, stages 1 and 3 in one), or on γ·L_kd alone (separate)."""
         device = self.server.public.device
         gamma, metric = self.params.gamma, self.params.kd_metric
 

@@ -53,6 +53,8 @@ def test_words(tmp_path: Path) -> None:
         "scenario": str(tmp_path / "x" / "own.yaml"),
         "fedafd.beta": 1,
     }
+    for word in ("5", "true", "1e3"):
+        assert parse_words([f"data-path={word}"]) == {"data-path": str(tmp_path / word)}
 
 
 @pytest.mark.parametrize(
@@ -130,8 +132,12 @@ def test_toml_as_flower_reads_it() -> None:
 
     values = {"a": "two words", "b": 'say "x"', "c": "it's", "d": True, "e": 1e-05, "f.g": 3, "h": r"C:\x"}
     assert parse_config_args([launch.toml(values)]) == values
-    with pytest.raises(UserError, match="both kinds of quotes"):
-        launch.toml({"a": "\"'"})
+    for text in ("\"'", "C:\\it's"):
+        with pytest.raises(UserError, match="a: Flower takes no text with both kinds of quotes"):
+            launch.toml({"a": text})
+    for text in ("a\nb", "a\tb", "a\x00", "\x7f", "\udc80"):
+        with pytest.raises(UserError, match="a: Flower takes no text with line breaks or other control characters"):
+            launch.toml({"a": text})
 
 
 # ------------------------------------------------------------------------------------ wrong input: exit 2
@@ -162,6 +168,51 @@ def test_existing_and_missing_run_folders(tmp_path: Path, capsys: pytest.Capture
     assert f"{tmp_path}/runs/x exists already; choose another run-name, or resume=true" in error
     assert main(["run", TINY, "run-name=y", "resume=true"]) == 2
     assert capsys.readouterr().err == f"error: resume: there is no run folder {tmp_path}/runs/y\n"
+
+
+@pytest.mark.parametrize("results", ["/proc/runs", "file/runs", "n" * 300])
+def test_results_dir_that_cannot_be_written(results: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["run", TINY, "run-name=x", f"results-dir={results}"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: results-dir: {tmp_path / results}/x cannot be written: ")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "nothing"])
+def test_damaged_run_folders(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "runs" / "x"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(text)
+    verbs = (["plot", str(run)], ["summary", str(run)], ["export", str(run), "participant=mm-0"])
+    for words in (*verbs, ["run", "run-name=x", "resume=true"]):
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1
+        assert err.startswith(f"error: {run} cannot be read as a run folder: run.json: ")
+
+
+def test_long_names(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "n" * 300
+    for words in (["run", TINY, f"run-name={name}"], ["run", f"run-name={name}", "resume=true"], ["plot", name]):
+        assert main(words) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_out_that_is_a_file(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for words in (["plot", str(finished)], ["export", str(finished), "participant=mm-0"]):
+        assert main([*words, "--out", "file"]) == 2
+        assert capsys.readouterr().err == f"error: {words[0]}: {tmp_path}/file cannot be written: File exists\n"
+
+
+def test_flwr_home_that_is_a_file(
+    tmp_path: Path, flwr: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flwr("exit 0")
+    (tmp_path / "flwr").touch()
+    assert main(["run", TINY, "run-name=x"]) == 2
+    assert capsys.readouterr().err == f"error: FLWR_HOME: {tmp_path}/flwr cannot be written: File exists\n"
 
 
 def test_resume_takes_over_the_settings(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,6 +338,26 @@ def test_list_wire_gives_real_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert sizes["train", "down", "encoder"] == sum(
         torch.empty(shape, dtype=getattr(torch, dtype), device="meta").nbytes for dtype, shape in encoders.values()
     )
+
+
+def test_list_wire_reads_data_in_data_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image
+
+    folder = tmp_path / "data" / "own"
+    folder.mkdir(parents=True)
+    for split, number in (("train", 5), ("test", 2)):
+        rows = [{"image": f"{split}{i}.png", "text": f"word {i}"} for i in range(number)]
+        for i, row in enumerate(rows):
+            Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / row["image"])
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    side = "modality: image-text, task: retrieval, model: {image: cnn, text: bag}"
+    (tmp_path / "own.yaml").write_text(
+        "dim: 4\npublic: {name: 'path:own'}\nparticipants:\n"
+        f"  - {{name: a, {side}, data: {{name: 'path:own'}}}}\n"
+        f"server: {{{side}, test: {{name: 'path:own'}}}}\n"
+    )
+    assert main(["list", "--wire", "scenario=own.yaml", "algo=fedafd", "data-path=data"]) == 0
+    assert "[5, 4]" in capsys.readouterr().out  # P = 5 rows, d = 4
 
 
 def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,6 +69,10 @@ def replying(monkeypatch: pytest.MonkeyPatch, records: dict) -> None:
     monkeypatch.setattr(Method, "load_client", lambda self: rogue)
 
 
+NUMBERS = {"num-examples": 1, "seconds": 0.0}
+GOOD = {"features": wire.pack({"image": torch.zeros(64, 16)})}
+
+
 @pytest.mark.parametrize(
     ("record", "words"),
     [
@@ -77,7 +81,10 @@ def replying(monkeypatch: pytest.MonkeyPatch, records: dict) -> None:
         ({"features": wire.pack({"image": torch.zeros(48, 3, 32, 32)})}, r"\[64, 16\]"),
         ({"notes": ConfigRecord({"text": "raw"})}, "'notes' may not cross"),
         ({"more": MetricRecord({"x": 1})}, "'more' may not cross"),
-        ({"metrics": MetricRecord({"num-examples": 1, "seconds": 0.0, "labels": [1, 2]})}, "'labels' is a list"),
+        ({**GOOD, "metrics": MetricRecord({**NUMBERS, "labels": [1, 2]})}, "'labels' may not cross"),
+        ({**GOOD, "metrics": MetricRecord({**NUMBERS, "task_loss": [1.0, 2.0]})}, "'task_loss' is a list"),
+        ({**GOOD, "evaluate": MetricRecord({"num-examples": 1, "patient 7 is ill": 1})}, "may not cross"),
+        ({}, "record 'features' is missing"),
     ],
 )
 def test_what_is_off_contract_never_leaves(
@@ -100,3 +107,26 @@ def test_every_method_declares_every_phase_of_its_client() -> None:
         assert {"train", "evaluate"} <= set(method.wire), name
         assert isinstance(method.load_client(), ClientApp)
         assert method.load_strategy().__mro__[1].__name__ == "Strategy"
+
+
+def test_a_good_reply_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replying(monkeypatch, GOOD)
+    assert set(ask(tmp_path, ["image-0"], algo="fedafd")) == {"image-0/features", "image-0/metrics"}
+
+
+def test_a_failure_does_not_quote_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rogue = ClientApp()
+
+    @rogue.train()
+    def train(_msg: Message, _context: object) -> Message:
+        raise KeyError("caption: patient John Doe, label 3")
+
+    monkeypatch.setattr(Method, "load_client", lambda self: rogue)
+    reason = str(ask(tmp_path, ["image-0"])["image-0/error"]["error"])
+    assert reason == "KeyError (the log of its node says more)"
+
+
+def test_a_node_answers_for_its_own_participants_only(tmp_path: Path) -> None:
+    about = ConfigRecord({**config(tmp_path, algo="local"), "participants": ["mm-1"]})
+    content = app(message("train", {"*/config": about}), context(participant="image-0")).content
+    assert content["mm-1/error"]["error"] == "this node does not host mm-1"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fedapps.errors import UserError
+from fedapps.methods import METHODS
 from fedapps.settings import Settings, keys, read
 
 TINY = {"scenario": "emoji-tiny"}
@@ -53,7 +54,7 @@ def test_what_travels_comes_back() -> None:
     ("wrong", "line"),
     [
         ({"algo": "fedadf"}, "algo: there is no method 'fedadf' (did you mean 'fedafd'?)"),
-        ({"algo": "zzz"}, "algo: there is no method 'zzz' (known: fedafd, local)"),
+        ({"algo": "zzz"}, f"algo: there is no method 'zzz' (known: {', '.join(sorted(METHODS))})"),
         ({"scenario": "emoji-tini"}, "scenario: there is no scenario 'emoji-tini' (did you mean 'emoji-tiny'?)"),
         ({"sed": 3}, "unknown key 'sed' (did you mean 'seed'?)"),
         ({"sed": "auto"}, "unknown key 'sed' (did you mean 'seed'?)"),

@@ -97,3 +97,12 @@ def test_no_part_file_is_taken_for_a_version(tmp_path: Path) -> None:
     store.save((1, 1), {})
     (tmp_path / "r00002-s0001.part").write_bytes(b"half")
     assert store.versions() == [(1, 1)]
+
+
+def test_a_damaged_version_is_passed_over(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for version in [(1, 1), (2, 1)]:
+        store.save(version, {"w": torch.full((500,), float(version[0]))})
+    store.path((2, 1)).write_bytes(store.path((2, 1)).read_bytes()[:700])
+    version, tree = store.newest() or (None, None)
+    assert version == (1, 1) and tree["w"][0] == 1.0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +53,10 @@ def test_what_comes_is_writable_and_its_own() -> None:
     assert torch.equal(wire.unpack(record)["a"], torch.ones(2))
 
 
+LAYOUT = b'[["a","float32",[1]]]'
+UNREADABLE = Array(dtype="uint8", shape=(4,), stype="numpy.ndarray", data=b"PK\x03\x04 no archive")
+
+
 def damaged(layout: bytes, **data: int) -> ArrayRecord:
     """A record with this layout and, by dtype, so many bytes of data."""
     arrays = {dtype: Array(np.ones(size, np.uint8)) for dtype, size in data.items()}
@@ -70,6 +74,10 @@ def damaged(layout: bytes, **data: int) -> ArrayRecord:
         damaged(b'[["a","float32",[1]]]', float32=3),
         damaged(b'[["a","float32",[1]]]'),
         damaged(b"{broken"),
+        damaged(b'[["a","float32",[Infinity]]]', float32=4),
+        damaged(b"[" * 100_000),
+        ArrayRecord({"layout": Array(dtype="uint8", shape=(1,), stype="numpy.ndarray", data=b"")}),
+        ArrayRecord({"layout": Array(np.frombuffer(LAYOUT, np.uint8)), "float32": UNREADABLE}),
     ],
 )
 def test_damaged_records_are_refused(record: ArrayRecord) -> None:
@@ -85,36 +93,54 @@ def test_non_finite_is_found_by_name() -> None:
 
 SIZES = {"P": 5, "d": 2}
 UP = METHODS["fedafd"].wire["train"].up
+Z = torch.zeros(5, 2)
 
 
-def offer(**records: dict[str, torch.Tensor]) -> None:
-    wire.check({name: wire.layout_of(t) for name, t in records.items()}, UP, SIZES, {})
+def offer(*modalities: str, **records: dict[str, torch.Tensor]) -> None:
+    wire.check_arrays({name: wire.pack(t) for name, t in records.items()}, UP, SIZES, {}, modalities)
 
 
 def test_contract_lets_representations_pass() -> None:
-    offer(features={"image": torch.zeros(5, 2), "text": torch.zeros(5, 2)})
-    offer(features={"text": torch.zeros(5, 2)})
+    offer("image", "text", features={"image": Z, "text": Z})
+    offer("text", features={"text": Z})
 
 
 @pytest.mark.parametrize(
     ("records", "words"),
     [
-        ({"model": {"head.weight": torch.zeros(2, 2)}}, "record 'model' may not cross"),
-        ({"features": {"labels": torch.zeros(5, 2)}}, "may not hold a tensor 'labels'"),
+        ({"features": {"image": Z}, "model": {"head.weight": Z}}, "record 'model' may not cross"),
+        ({"features": {"image": Z, "labels": Z}}, "may not hold a tensor 'labels'"),
+        ({"features": {"image": Z, "text": Z}}, "may not hold a tensor 'text'"),
+        ({"features": {"text": Z}}, "may not hold a tensor 'text'"),
         ({"features": {"image": torch.zeros(5, 3, 32, 32)}}, r"the contract says float32 \[5, 2\]"),
         ({"features": {"image": torch.zeros(5, 2, dtype=torch.int64)}}, "is int64"),
         ({"features": {"image": torch.zeros(4, 2)}}, r"\[4, 2\]"),
+        ({"features": {}}, "lacks the tensor 'image'"),
+        ({}, "record 'features' is missing"),
     ],
 )
 def test_contract_refuses_everything_else(records: dict, words: str) -> None:
     with pytest.raises(wire.WireError, match=words):
-        offer(**records)
+        offer("image", **records)
 
 
-def test_metrics_are_single_numbers() -> None:
-    wire.check_metrics(MetricRecord({"loss": 1.0, "num-examples": 3}))
-    with pytest.raises(wire.WireError, match="labels"):
-        wire.check_metrics(MetricRecord({"labels": [1, 2, 3]}))
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (MetricRecord({"num-examples": 3, "labels": [1, 2, 3]}), "'labels' may not cross"),
+        (MetricRecord({"num-examples": 3, "loss": [1, 2, 3]}), "'loss' is a list"),
+        (MetricRecord({"num-examples": 3, "label of sample 0 is 17": 1}), "may not cross"),
+        (MetricRecord({"num-examples": 3, "loss": float("nan")}), "'loss' is nan"),
+        (MetricRecord({"num-examples": float("inf")}), "'num-examples' is inf"),
+        (MetricRecord({"loss": 1.0}), "'num-examples' is missing"),
+        (ConfigRecord({"num-examples": 3}), "record of numbers"),
+        (None, "record of numbers"),
+    ],
+)
+def test_metrics_are_finite_numbers_of_known_names(metrics: object, words: str) -> None:
+    wire.check_metrics(MetricRecord({"loss": 1.0, "num-examples": 3}), ["loss"])
+    with pytest.raises(wire.WireError, match=words):
+        wire.check_metrics(metrics, ["loss"])
 
 
 def test_records_by_participant() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import socket
 from collections.abc import Iterator
 from functools import lru_cache, partial
@@ -21,6 +22,8 @@ import datasets
 import huggingface_hub
 import numpy as np
 import torch
+from datasets import data_files
+from fsspec.utils import glob_translate
 from PIL import Image
 
 from fedapps.data.samples import Column, Lazy, Samples
@@ -57,6 +60,9 @@ def load(name: str, split: str, data_path: str | None, columns: dict[str, str], 
 def _tables(name: str, data_path: str | None) -> tuple[datasets.DatasetDict, Path]:
     """All splits, and the folder that relative picture paths start from."""
     kind, _, rest = name.partition(":")
+    last = rest.split(":")[0].split("/")[-1] if kind == "hf" else rest
+    if not last.strip():
+        raise UserError(f"data: '{name}' names no data set: write hf:<id> or path:<file or folder>")
     if kind == "path":
         path = Path(data_path or ".", rest).expanduser()
         if not path.exists():
@@ -66,10 +72,11 @@ def _tables(name: str, data_path: str | None) -> tuple[datasets.DatasetDict, Pat
         return _local(str(path.absolute()))
     if data_path is not None:
         base = Path(data_path).expanduser()
-        own = base / rest.split(":")[0].split("/")[-1]
-        path = own if own.exists() else base
+        path = base / last
         if not path.exists():
-            raise UserError(f"data: there is no folder {path.absolute()} (data-path) for '{name}'")
+            if not _saved(base) and not any(file.suffix.lower() in BUILDERS for file in _files(base, "*")):
+                raise UserError(f"data: there is no folder {path.absolute()} (in data-path) for '{name}'")
+            path = base
         return _local(str(path.absolute()))
     return _hub(rest), Path()
 
@@ -121,11 +128,11 @@ def _local(where: str) -> tuple[datasets.DatasetDict, Path]:
                 raise UserError(f"data: {path} is none of {', '.join(BUILDERS)}")
             builder = datasets.load_dataset(BUILDERS[path.suffix], data_files={_split_of(path): str(path)})
             return builder, path.parent
-        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        if _saved(path):
             stored = datasets.load_from_disk(str(path))
             whole = stored if isinstance(stored, datasets.DatasetDict) else datasets.DatasetDict(train=stored)
             return whole, path
-        return datasets.load_dataset(_builder(path), data_dir=str(path)), path
+        return _folder(path), path
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"data: {path} cannot be read as a data set: {reason}") from error
@@ -135,16 +142,47 @@ def _split_of(path: Path) -> str:
     return next((name for name in TEST_SPLITS if path.stem.startswith(name)), "train")
 
 
-def _builder(path: Path) -> str:
-    """The builder for the files below a folder: the first table format there is, else pictures."""
-    suffixes = {file.suffix.lower() for file in path.rglob("*") if file.is_file()}
-    pictures = bool(suffixes & PICTURES)
+def _saved(path: Path) -> bool:
+    """Whether ``save_to_disk`` wrote this folder."""
+    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+
+
+def _files(path: Path, pattern: str = "**/*") -> list[Path]:
+    """The files in a folder that may be data, sorted: neither hidden nor such as ``config.json``."""
+    return sorted(
+        file
+        for file in path.glob(pattern)
+        if file.name not in data_files.FILES_TO_IGNORE
+        and not any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
+        and file.is_file()
+    )
+
+
+def _folder(path: Path) -> datasets.DatasetDict:
+    """What lies below a folder: the files of the first table format there is, else pictures."""
+    files = _files(path)
+    pictures = any(file.suffix.lower() in PICTURES for file in files)
     for suffix, builder in BUILDERS.items():
-        if suffix in suffixes and not (pictures and any(path.rglob(f"metadata{suffix}"))):
-            return builder
+        tables = [file for file in files if file.suffix.lower() == suffix]
+        if tables and not (pictures and any(file.stem == "metadata" for file in tables)):
+            return datasets.load_dataset(builder, data_files=_by_split(path, tables))
     if pictures:
-        return "imagefolder"
+        return datasets.load_dataset("imagefolder", data_dir=str(path))
     raise UserError(f"data: {path} holds neither {', '.join(BUILDERS)} nor pictures")
+
+
+def _by_split(path: Path, files: list[Path]) -> dict[str, list[str]]:
+    """``files`` by split, as the library would tell them apart if no pictures lay beside them."""
+    names = [file.relative_to(path).as_posix() for file in files]
+
+    def matching(pattern: str) -> list[str]:
+        return [name for name in names if re.match(glob_translate(pattern), name)]
+
+    splits = data_files._get_data_files_patterns(matching)
+    return {
+        split: sorted({str(path / name) for pattern in patterns for name in matching(pattern)})
+        for split, patterns in splits.items()
+    }
 
 
 # --------------------------------------------------------------------------------------- columns
@@ -168,15 +206,18 @@ def _samples(
         elif key == "concept" and table.features[source].dtype.startswith(("int", "uint")):
             columns[key] = np.asarray(table[source], dtype=np.int64)[repeat]
         elif key != "text":
-            classes[key], values = _labels(name, tables, split, source)
+            classes[key], values = _labels(name, tables, split, key, source)
             columns[key] = values[torch.from_numpy(repeat)] if isinstance(values, torch.Tensor) else values[repeat]
     columns["picture"] = repeat
     columns.setdefault("concept", repeat)
     return Samples(len(repeat), columns, classes)
 
 
-def _labels(name: str, tables: datasets.DatasetDict, split: str, source: str) -> tuple[list[str], Column]:
-    """Class names over all splits, and int64 ``[n]``, or float32 ``[n, K]`` where a row has a list of labels."""
+def _labels(name: str, tables: datasets.DatasetDict, split: str, key: str, source: str) -> tuple[list[str], Column]:
+    """Class names, and int64 ``[n]``, or float32 ``[n, K]`` where a row has a list of labels.
+
+    Where the column itself names no classes, they are the distinct values over all splits, sorted.
+    """
     feature = tables[split].features[source]
     several = isinstance(feature, datasets.Sequence | datasets.LargeList | list)
     inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else feature) if several else feature
@@ -189,10 +230,10 @@ def _labels(name: str, tables: datasets.DatasetDict, split: str, source: str) ->
         if None in known or any(isinstance(value, float | list | dict) for value in known):
             raise UserError(f"data: column '{source}' of '{name}' is no label: whole numbers or names, none missing")
         ordered: list[Any] = sorted(known)
-        if ordered and isinstance(ordered[0], int) and ordered[0] >= 0:
-            ordered = list(range(ordered[-1] + 1))
         names, numbers = [str(value) for value in ordered], {value: i for i, value in enumerate(ordered)}
     if not several:
+        if len(names) == 1 and key != "concept":
+            raise UserError(f"data: '{name}': label column '{source}' has one class only; `columns` can leave it out")
         return names, np.array([numbers[value] for value in values], dtype=np.int64)
     table = torch.zeros(len(values), len(names))
     for row, labels in enumerate(values):

@@ -42,13 +42,15 @@ LIBRARIES: dict[str, tuple[str, Callable[..., Encoder]]] = {
 }
 
 
-def build_encoder(modality: str, name: str, dim: int, **options: Any) -> Encoder:
+def build_encoder(modality: str, name: str, dim: int, /, **options: Any) -> Encoder:
     """The encoder ``name`` with ``dim`` outputs; its initial values follow from ``torch.manual_seed``.
 
     UserError for an unknown name or option, a wrong value, or weights that are not to be had.
     """
     if modality not in MODELS:
         raise UserError(f"unknown modality '{modality}'{nearest(modality, MODELS)}")
+    if "dim" in options:
+        raise UserError(f"model {name}: dim is the scenario's, for all models; it cannot be set for one of them")
     encoder: Encoder = call(f"model {name}", _factory(modality, name), dim=dim, **options)
     encoder.made_from = f"{name} {sorted(options.items())}"
     return encoder
@@ -59,7 +61,9 @@ def _factory(modality: str, name: str) -> Callable[..., Encoder]:
     prefix, _, rest = name.partition(":")
     if name in MODELS[modality]:
         return MODELS[modality][name]
-    if prefix == library and rest:
+    if prefix == library:
+        if not rest:
+            raise UserError(f"model '{name}' does not say which of {library}'s models, expected {library}:<name>")
         return partial(factory, rest)
     for other in MODELS:
         if name in MODELS[other] or prefix == LIBRARIES[other][0]:
@@ -69,15 +73,27 @@ def _factory(modality: str, name: str) -> Callable[..., Encoder]:
     raise UserError(f"unknown {modality} model '{name}'{nearest(name, [*MODELS[modality], f'{library}:<name>'])}")
 
 
-def _own(path: str, modality: str, dim: int, **options: Any) -> Encoder:
-    """An encoder of the user's, from ``module:function``."""
+def _own(path: str, modality: str, /, dim: int, **options: Any) -> Encoder:
+    """An encoder of the user's, from ``module:function``; whatever goes wrong in their code is told as theirs."""
     module, _, function = path.partition(":")
     try:
         factory = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"model '{path}': {error}; expected module:function, importable from here") from error
-    encoder = call(f"model {path}", factory, dim=dim, **options)
+    except Exception as error:
+        raise UserError(f"model '{path}': {_told(error)}; expected module:function, importable from here") from error
+    if not callable(factory):
+        raise UserError(f"model '{path}' is no function but {factory!r}; expected module:function")
+    try:
+        encoder = call(f"model {path}", factory, dim=dim, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"model '{path}' failed: {_told(error)}") from error
     kind = ImageEncoder if modality == "image" else TextEncoder
     if not isinstance(encoder, kind) or encoder.dim != dim:
         raise UserError(f"model '{path}' must return a fedapps.models.{kind.__name__} with dim {dim}")
     return encoder
+
+
+def _told(error: Exception) -> str:
+    """An error of other people's code in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from fedapps.errors import UserError
 from fedapps.hints import nearest
 from fedapps.methods import method
+from fedapps.results.folder import writing
 from fedapps.results.record import Record, read_record
 from fedapps.scenario import Participant
 from fedapps.state import Store
@@ -18,24 +19,28 @@ def export(path: Path, participant: str, out: Path | None = None) -> Path:
     """Write ``model.safetensors`` and ``README.md`` of a participant's newest personal model; the folder.
 
     ``out`` defaults to ``export/<participant>`` in the run folder. UserError for an unknown participant, or
-    where its state is not in the run folder (in a deployment it stays at the participant's site).
+    where its state is not in the run folder (in a deployment it stays at the participant's site) or is damaged,
+    or where ``out`` cannot be written.
     """
     record = read_record(path)
     if participant not in record.scenario.by_name:
         hint = nearest(participant, record.scenario.by_name)
         raise UserError(f"participant: there is no '{participant}' in {record.scenario.name}{hint}")
     store = Store(record.path / "state" / participant)
-    state = store.load()
-    if state is None:
+    newest = store.newest()
+    if newest is None and store.versions():
+        raise UserError(f"{store.folder} is damaged: none of its files can be read")
+    if newest is None:
         raise UserError(
             f"{store.folder} holds no personal state: the run kept none yet, or it ran on SuperNodes, where "
             "personal state stays in their own state-dir"
         )
     folder = (out or record.path / "export" / participant).expanduser().absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(state["model"], folder / "model.safetensors")
-    card = model_card(record, participant, store.versions()[-1][0])
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    (server_round, _), state = newest
+    with writing("export", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(state["model"], folder / "model.safetensors")
+        (folder / "README.md").write_text(model_card(record, participant, server_round), encoding="utf-8")
     return folder
 
 
@@ -88,7 +93,7 @@ def model_card(record: Record, participant: str, server_round: int) -> str:
 
 def _metrics(row: dict) -> list[str]:
     return [
-        f"After round {row['round']}, on {row['num_examples']} test examples:",
+        f"After round {row['round']}, on {row.get('num_examples', 'an unknown number of')} test examples:",
         "",
         "| metric | value |",
         "|---|---|",

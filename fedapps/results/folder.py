@@ -3,18 +3,66 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
 
 from fedapps.errors import UserError
-from fedapps.scenario import Scenario
+from fedapps.scenario import Scenario, reason
 from fedapps.settings import AUTO, Settings
 from fedapps.state import Store
+
+Row = dict[str, Any]
+"""One line of ``metrics.jsonl``."""
+
+
+def _time(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("needs a time zone")
+    return text
+
+
+Time = Annotated[str, AfterValidator(_time)]
+
+
+class _About(BaseModel):
+    """What ``run.json`` must hold to be read."""
+
+    model_config = ConfigDict(strict=True)
+    status: str
+    algo: str
+    seed: int
+    started: Time
+    ended: Time | None
+    resumed: Time | None = None
+    settings: dict[str, Any]
+    scenario: dict[str, Any]
+    versions: dict[str, str]
+
+
+class _Row(BaseModel):
+    """What a line of ``metrics.jsonl`` may hold; ``None`` was not a finite number."""
+
+    model_config = ConfigDict(strict=True)
+    round: int
+    phase: str
+    participant: str
+    metrics: dict[str, float | None] = {}
+    num_examples: float | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    seconds: float | None = None
+    error: str | None = None
 
 
 def now() -> str:
@@ -35,18 +83,37 @@ def run_path(settings: Settings) -> Path:
 
 
 def check_run_folder(settings: Settings, scenario: Scenario) -> None:
-    """Refuse a run folder that exists already, or one to resume that does not or that is of another run."""
+    """Refuse a run folder that exists already or cannot be written, or one to resume that does not exist or that
+    is of another run."""
     path = run_path(settings)
     if settings.resume:
         if settings.run_name == AUTO:
             raise UserError("resume: say which run to continue with run-name=<name>")
-        if not (path / "run.json").is_file():
+        if not os.path.isfile(path / "run.json"):
             raise UserError(f"resume: there is no run folder {path}")
-        _check_same_run(json.loads((path / "run.json").read_text(encoding="utf-8")), settings, scenario)
-    elif path.exists():
+        _check_same_run(read_about(path), settings, scenario)
+        with writing("results-dir", path), tempfile.TemporaryFile(dir=path):
+            return
+    if os.path.lexists(path):
         raise UserError(
             f"run-name: {path} exists already; choose another run-name, or resume=true to continue that run"
         )
+    with writing("results-dir", path):
+        _try_folder(path)
+
+
+def _try_folder(path: Path) -> None:
+    """Make a folder and take it away again, with every folder above it that was not there; OSError if it cannot.
+
+    Only a try tells: /proc looks writable to root, and a name may be too long.
+    """
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    try:
+        path.mkdir(parents=True)
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # it was not made, or another run is using it by now
+                folder.rmdir()
 
 
 def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scenario) -> None:
@@ -62,20 +129,85 @@ def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scen
         raise UserError(f"resume: the scenario {scenario.name} has changed since that run")
 
 
+@contextmanager
+def writing(what: str, path: Path) -> Iterator[None]:
+    """UserError, led by ``what``, where ``path`` cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise UserError(f"{what}: {path} cannot be written: {told}") from error
+
+
+def dumps(values: Any, **options: Any) -> str:
+    """Strict JSON: a number that is not finite becomes null."""
+    return json.dumps(_finite(values), allow_nan=False, **options)
+
+
+def _finite(node: Any) -> Any:
+    if isinstance(node, Mapping):
+        return {key: _finite(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_finite(value) for value in node]
+    return None if isinstance(node, float) and not math.isfinite(node) else node
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.write_text(dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(part, path)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``; a last line that was cut off by a crash is left out."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
+def read_about(path: Path) -> dict[str, Any]:
+    """``run.json`` of the run folder ``path``; UserError if there is none or it is damaged."""
+    try:
+        about = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        _About.model_validate(about)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UserError(f"{path} is not a run folder: it holds no run.json") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a run folder: run.json: {what_is_wrong(error)}") from error
+    return about
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a ``metrics.jsonl``; values that are not finite numbers are left out, and so is a last line
+    that was cut off by a crash. UserError if it is damaged otherwise."""
+    rows = [{key: value for key, value in row.items() if value is not None} for row in _lines(path)]
+    for row in rows:
+        if "metrics" in row:
+            row["metrics"] = {name: value for name, value in row["metrics"].items() if value is not None}
     return rows
+
+
+def _lines(path: Path) -> list[Row]:
+    """The rows as they stand, values that are not finite as ``None``."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {what_is_wrong(error)}") from error
+    return [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.endswith("\n")]
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line, parse_constant=lambda _: None)  # NaN, which older runs wrote
+        _Row.model_validate(row)
+    except ValueError as error:
+        raise UserError(f"{where}: {what_is_wrong(error)}") from error
+    return row
+
+
+def what_is_wrong(error: Exception) -> str:
+    """What made a file unreadable, in a few words."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        return f"{where}: {reason(first, [])}" if where else "must be a mapping of keys to values"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return f"is not JSON: {str(error).splitlines()[0]}"
 
 
 class RunFolder:
@@ -104,9 +236,9 @@ class RunFolder:
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         }
-        try:
+        with writing("results-dir", self.path):
             if settings.resume:
-                self.about = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+                self.about = read_about(self.path)
                 self.about |= {"settings": settings.flat(), "status": "running", "reason": None}
                 self.about |= {"ended": None, "resumed": now()}
             else:
@@ -114,23 +246,21 @@ class RunFolder:
                 self.about = about
                 self._metrics.touch()
             write_json(self.path / "run.json", self.about)
-        except OSError as error:
-            raise UserError(f"results-dir: {self.path} cannot be written: {error.strerror}") from error
 
     def rewind(self, server_round: int) -> None:
         """Drop the rows of rounds after ``server_round``: they are about to be made again."""
-        rows = [row for row in read_rows(self._metrics) if row["round"] <= server_round]
+        rows = [row for row in _lines(self._metrics) if row["round"] <= server_round]
         part = self._metrics.with_suffix(".part")
-        part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        part.write_text("".join(dumps(row) + "\n" for row in rows), encoding="utf-8")
         os.replace(part, self._metrics)
 
     def row(self, server_round: int, phase: str, participant: str, **values: Any) -> None:
         """Append one event to ``metrics.jsonl``."""
-        line = json.dumps({"round": server_round, "phase": phase, "participant": participant, **values})
+        line = dumps({"round": server_round, "phase": phase, "participant": participant, **values})
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Row]:
         return read_rows(self._metrics)
 
     def end(self, reason: str | None = None) -> None:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedapps.methods import method
+from fedapps.results.folder import writing
 from fedapps.results.record import SERVER, Record, read_record
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]  # Okabe and Ito
@@ -42,14 +43,14 @@ def plot_runs(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
     """Draw ``learning.png`` and ``communication.png`` of one run, or of several in one picture, by method.
 
     They go to ``out``, else to the ``plots`` folder of the first run. Returns the files. UserError where a
-    run folder cannot be read.
+    run folder cannot be read or the pictures cannot be written.
     """
     records = [read_record(path) for path in paths]
     groups = grouped(records)
     folder = out or records[0].path / "plots"
-    folder.mkdir(parents=True, exist_ok=True)
     files = []
-    with plt.rc_context(STYLE):
+    with plt.rc_context(STYLE), writing("plot", folder):
+        folder.mkdir(parents=True, exist_ok=True)
         for name, draw in (("learning", learning_curves), ("communication", communication)):
             figure = draw(groups)
             files.append(folder / f"{name}.png")

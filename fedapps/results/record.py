@@ -8,13 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from fedapps.errors import UserError
-from fedapps.results.folder import read_rows
+from fedapps.results.folder import Row, read_about, read_rows, what_is_wrong
 from fedapps.scenario import Scenario
 from fedapps.tasks import TASKS
-
-Row = dict[str, Any]
-"""One line of ``metrics.jsonl``."""
 
 SERVER, MEAN = "server", "mean"
 
@@ -80,13 +79,9 @@ class Record:
 def read_record(path: Path) -> Record:
     """Read a run folder; UserError if it is none or is damaged."""
     path = Path(path).expanduser().absolute()
-    if not (path / "run.json").is_file():
-        raise UserError(f"{path} is not a run folder: it holds no run.json")
+    about = read_about(path)
     try:
-        about = json.loads((path / "run.json").read_text(encoding="utf-8"))
         scenario = Scenario.parse(json.dumps(about["scenario"]))
-        rows = read_rows(path / "metrics.jsonl")
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).splitlines()[0]
-        raise UserError(f"{path} cannot be read as a run folder: {type(error).__name__}: {first}") from error
-    return Record(path, about, scenario, rows)
+    except ValidationError as error:
+        raise UserError(f"{path} cannot be read as a run folder: scenario: {what_is_wrong(error)}") from error
+    return Record(path, about, scenario, read_rows(path / "metrics.jsonl"))

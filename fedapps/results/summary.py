@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.errors import UserError
-from fedapps.results.folder import write_json
-from fedapps.results.record import MEAN, SERVER, Record, Row, read_record
+from fedapps.results.folder import Row, write_json, writing
+from fedapps.results.record import MEAN, SERVER, Record, read_record
 
 Values = dict[str, Any]
 
@@ -35,7 +35,8 @@ def summarise(path: Path, local: Path | None = None) -> dict[str, Any]:
     summary = _summary(record)
     if local is not None:
         _compare(summary, record, read_record(local))
-    write_json(record.path / "summary.json", summary)
+    with writing("summary", record.path / "summary.json"):
+        write_json(record.path / "summary.json", summary)
     return summary
 
 
@@ -85,7 +86,7 @@ def _final_and_best(record: Record, party: str, metric: str) -> Values:
 
 def _best(values: Mapping[int, float]) -> int | None:
     """The (first) round of the highest value; round 0 counts only where it is all there is."""
-    trained = {r: value for r, value in values.items() if r > 0 and not math.isnan(value)} or values
+    trained = {r: value for r, value in values.items() if r > 0} or values
     return max(trained, key=lambda r: (trained[r], -r)) if trained else None
 
 
@@ -95,15 +96,16 @@ def _kind(record: Record, kind: str) -> Values:
     about = {"metric": record.primary[kind], "participants": len(record.members[kind])}
     if not evaluations:
         return about | {"final": None, "best": None}
-    present = Counter(r for found in evaluations for r in found)
-    whole = [r for r, count in present.items() if count == max(present.values())]  # rounds that nobody missed
+    newest = max(r for found in evaluations for r in found)
+    measured = Counter(r for name in record.members[kind] for r in record.curve(name, record.primary[kind]))
+    whole = [r for r, count in measured.items() if count == max(measured.values())]  # rounds that nobody missed
     curve = record.kind_curve(kind)
-    best = _best({r: curve[r] for r in whole if r in curve})
+    best = _best({r: curve[r] for r in whole})
     last = [found[max(found)] for found in evaluations]
     at_best = last if best is None else [found[best] for found in evaluations if best in found]
     return about | {
-        "final": {"round": max(present), **_means(last)},
-        "best": {"round": max(present) if best is None else best, **_means(at_best)},
+        "final": {"round": newest, **_means(last)},
+        "best": {"round": newest if best is None else best, **_means(at_best)},
     }
 
 
@@ -112,7 +114,7 @@ def _means(rows: list[Row]) -> Values:
     return {
         "mean": {name: _mean((row["metrics"][name], 1) for row in rows if name in row["metrics"]) for name in names},
         "mean_by_examples": {
-            name: _mean((row["metrics"][name], row["num_examples"]) for row in rows if name in row["metrics"])
+            name: _mean((row["metrics"][name], row.get("num_examples", 0)) for row in rows if name in row["metrics"])
             for name in names
         },
     }
@@ -169,7 +171,7 @@ def _compare(summary: Values, record: Record, local: Record) -> None:
     """Add ``delta_percent`` to every participant, kind, the server and the whole."""
     if local.algo != "local":
         raise UserError(f"local: {local.path} is a run of {local.algo}, not of local")
-    if local.about["scenario"]["name"] != record.about["scenario"]["name"]:
+    if local.scenario.name != record.scenario.name:
         raise UserError(
             f"local: {local.path} is a run of scenario {local.scenario.name}, not of {record.scenario.name}"
         )

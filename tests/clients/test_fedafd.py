@@ -82,7 +82,7 @@ def test_image_text_participants_play_one_game_for_each_modality(tmp_path: Path)
     _, afd = made("mm-0", tmp_path)
     assert set(afd.D_in) == set(afd.D_cr) == {"image", "text"}
     _, shared = made("mm-0", tmp_path, **{"fedafd.shared-discriminators": True})
-    assert set(shared.D_in) == set(shared.D_cr) == {"all"}
+    assert set(shared.D_in) == set(shared.D_cr) == {"both"}
 
 
 def test_discriminators_compare_with_the_right_modality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

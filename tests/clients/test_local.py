@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import ConfigRecord
 
 from clients.local import test as evaluate_phase
 from clients.local import train
 from fedapps import wire
-from fedapps.participant import Participant
-from tests.helpers import context, participant
+from fedapps.errors import UserError
+from fedapps.participant import Participant, state_root
+from fedapps.tasks import METRICS
+from tests.helpers import config, context, participant
 
 
 def run(phase, me: Participant):  # type: ignore[no-untyped-def]
@@ -53,5 +56,18 @@ def test_a_participant_that_missed_rounds_goes_on_from_its_last(tmp_path: Path) 
 def test_only_numbers_leave(tmp_path: Path) -> None:
     content = run(train, participant("image-0", tmp_path, algo="local"))
     assert set(content) == {"metrics", "evaluate"}
-    for record in content.values():
-        wire.check_metrics(record)
+    wire.check_metrics(content["metrics"], ["task_loss"], ["num-examples", "seconds"])
+    wire.check_metrics(content["evaluate"], METRICS)
+
+
+def test_a_model_that_diverged_is_not_kept(tmp_path: Path) -> None:
+    run(train, participant("image-0", tmp_path, algo="local"))
+    with pytest.raises(UserError, match="training diverged"):
+        run(train, participant("image-0", tmp_path, server_round=2, algo="local", **{"learning-rate": 1e30}))
+    assert participant("image-0", tmp_path, algo="local").store.versions() == [(1, 1)]
+
+
+def test_run_name_of_the_server_cannot_leave_the_state_folder(tmp_path: Path) -> None:
+    about = ConfigRecord({**config(tmp_path), "run-name": "../../elsewhere"})
+    with pytest.raises(UserError, match="no name for a folder"):
+        state_root(context(participant="image-0", **{"state-dir": str(tmp_path)}), about)

@@ -89,6 +89,39 @@ def test_data_path_stands_in_for_the_hub(emoji, tmp_path):
     assert len(load("path:flickr30k", "train", data_path=str(tmp_path), columns=columns)) == 8
 
 
+def test_data_path_without_the_folder_loads_nothing_else(emoji, tmp_path):
+    parquet(emoji, tmp_path / "flickr30k")
+    datasets.DatasetDict(train=table(emoji)).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(UserError, match=f"there is no folder {tmp_path / 'ag_news'} .* for 'hf:fancyzhx/ag_news'"):
+        load("hf:fancyzhx/ag_news", "train", data_path=str(tmp_path))
+    saved = load("hf:a/b", "train", data_path=str(tmp_path / "saved"), columns={"label": "writer"})
+    assert len(saved) == 8
+
+
+def test_integer_labels_are_the_distinct_values_of_all_splits(tmp_path):
+    for split, labels in (("train", [30_000_000, 7, 7]), ("test", [2, 7])):
+        datasets.Dataset.from_dict({"label": labels}).to_parquet(tmp_path / f"{split}.parquet")
+    train, test = (load(f"path:{tmp_path}", split) for split in ("train", "test"))
+    assert train.classes["label"] == test.classes["label"] == ["2", "7", "30000000"]
+    assert train["label"].tolist() == [2, 1, 1] and test["label"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_tables_beside_pictures_as_coco_has_them(emoji, tmp_path, suffix):
+    for split, rows in (("train", [0, 1, 2]), ("test", [3, 4])):
+        (tmp_path / f"{split}2014").mkdir()
+        files = [f"{split}2014/COCO_{split}2014_{i}.png" for i in rows]
+        for i, file in zip(rows, files, strict=True):
+            picture(emoji, i).save(tmp_path / file)
+        lines = datasets.Dataset.from_dict({"image": files, "text": [emoji["name"][i] for i in rows]})
+        getattr(lines, {"jsonl": "to_json"}.get(suffix, f"to_{suffix}"))(tmp_path / f"{split}.{suffix}")
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / f"train.{suffix}").write_text("hidden")
+    train, test = (load(f"path:{tmp_path}", split) for split in ("train", "test"))
+    assert (train["text"], test["text"]) == (emoji["name"][:3], emoji["name"][3:5])
+    assert torch.equal(test["image"][np.arange(2)], emoji["image"][3:5])
+
+
 def test_jsonl_with_picture_paths(emoji, tmp_path):
     for i in range(3):
         picture(emoji, i).save(tmp_path / f"{i}.png")
@@ -96,7 +129,7 @@ def test_jsonl_with_picture_paths(emoji, tmp_path):
     (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, lines)))
     train = load(f"path:{tmp_path / 'train.jsonl'}", "train")
     assert train["text"] == emoji["name"][:3] and train["concept"].tolist() == [70, 71, 72]
-    assert train["label"].tolist() == [1, 2, 3] and train.classes["label"] == ["0", "1", "2", "3"]
+    assert train["label"].tolist() == [0, 1, 2] and train.classes["label"] == ["1", "2", "3"]
     assert torch.equal(train["image"][np.arange(3)], emoji["image"][:3])
 
 
@@ -141,6 +174,7 @@ def test_refusals(emoji, tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "broken.parquet").write_text("x")
     datasets.Dataset.from_dict({"text": ["a"], "weight": [0.5]}).to_json(tmp_path / "train.jsonl")
+    datasets.Dataset.from_dict({"label": [4, 4], "text": ["a", "b"]}).to_json(tmp_path / "same.jsonl")
     one = f"path:{tmp_path / 'train.jsonl'}"
     for call, message in (
         (lambda: load(f"path:{tmp_path}/nowhere", "train"), "data-path"),
@@ -156,6 +190,10 @@ def test_refusals(emoji, tmp_path):
         (lambda: load(one, "train", columns={"label": "weight"}), "column 'weight'"),
         (lambda: load("hf:someone/nothing", "train"), "give a local copy as 'path:<folder>', or as `data-path`"),
         (lambda: load("hf:x/y", "train", data_path=str(tmp_path / "gone")), "there is no folder"),
+        (lambda: load("hf:", "train"), "'hf:' names no data set: write hf:<id> or path:<file or folder>"),
+        (lambda: load("hf:someone/", "train", data_path=str(tmp_path)), "'hf:someone/' names no data set"),
+        (lambda: load("path:", "train", data_path=str(tmp_path)), "'path:' names no data set"),
+        (lambda: load(f"path:{tmp_path / 'same.jsonl'}", "train"), "label column 'label' has one class only"),
     ):
         with pytest.raises(UserError) as error:
             call()

@@ -15,6 +15,7 @@ KINDS = (
     {"kind": "natural", "by": "vendor"},
     {"kind": "pathological", "by": "group", "classes": 3},
     {"kind": "shards", "by": "subgroup"},
+    {"kind": "shards", "shards": 13},
 )
 
 
@@ -23,14 +24,14 @@ def train() -> Samples:
     return load("emoji", "train")
 
 
-@pytest.mark.parametrize("setting", KINDS, ids=lambda setting: setting["kind"])
+@pytest.mark.parametrize("setting", KINDS, ids=lambda setting: "-".join(map(str, setting.values())))
 def test_disjoint_within_the_rows_and_seeded(train, setting, capfd):
     rows = np.random.default_rng(0).permutation(len(train))[:5999]
     parts = partition(train, rows, 6, 3, **setting)
     whole = np.concatenate(parts)
     assert len(parts) == 6 and all(part.dtype == np.int64 and len(part) >= 2 for part in parts)
     assert len(set(whole)) == len(whole) and set(whole) <= set(rows)
-    if setting["kind"] == "shards":
+    if setting["kind"] == "shards" and "by" in setting:
         assert len(whole) > len(rows) - 12  # twelve shards of one size
     elif setting["kind"] == "pathological":
         used = np.isin(train["group"][rows], train["group"][whole])  # a class that nobody draws is left out
@@ -66,6 +67,24 @@ def test_kinds_do_what_they_say(train):
         return float(np.mean([np.bincount(train["group"][part]).max() / len(part) for part in parts]))
 
     assert skew(0.1) > skew(1.0) > skew(1000.0)
+
+
+def test_shards_without_by_are_contiguous_in_file_order(train):
+    rows = np.random.default_rng(0).permutation(5000)
+    parts = partition(train, rows, 4, 0, "shards", shards=13)
+    place = np.empty(5000, dtype=np.int64)  # which of the 52 shards a row is in
+    for number, shard in enumerate(np.array_split(np.arange(5000), 52)):
+        place[shard] = number
+    dealt = [set(place[part]) for part in parts]
+    assert all(len(own) == 13 for own in dealt) and len(set.union(*dealt)) == 52
+    assert any(max(own) - min(own) > 12 for own in dealt)  # dealt out, not one block each
+    assert set(np.concatenate(parts)) == set(rows)
+
+
+def test_shards_by_a_label_hold_few_classes(train):
+    few, many = (partition(train, np.arange(len(train)), 20, 0, "shards", "group", shards=n) for n in (1, 8))
+    classes = [np.mean([len(set(train["group"][part])) for part in parts]) for parts in (few, many)]
+    assert classes[0] < 2 and classes[1] > 4
 
 
 def test_size_keeps_a_random_subset(train):
@@ -105,5 +124,14 @@ def test_refusals(train):
     refuse("fewer rows than participants", 9, "iid", rows=5)
     refuse("unknown kind 'iidd' (did you mean 'iid'?)", 2, "iidd")
     refuse("kind dirichlet needs `by`, a label column such as vendor, group", 2, "dirichlet")
+    refuse("shards 4, rows 7: shards must be at least 1, and each shard must have a row", 2, "shards", rows=7, shards=4)
+    refuse("shards 0, by group", 2, "shards", "group", shards=0)
     refuse("`by: tags:3` is no label with one value a row", 2, "dirichlet", "tags:3")
     refuse("no column 'grup'", 2, "dirichlet", "grup")
+
+
+def test_a_set_without_labels_says_so():
+    bare = Samples(4, {"text": list("abcd")})
+    with pytest.raises(UserError, match="needs `by`, a label column; the data have none: name one in `columns`"):
+        partition(bare, np.arange(4), 2, 1, "dirichlet")
+    assert sorted(np.concatenate(partition(bare, np.arange(4), 2, 1, "shards", shards=1))) == [0, 1, 2, 3]

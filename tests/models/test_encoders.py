@@ -227,6 +227,14 @@ def test_own_models_by_dotted_path(monkeypatch):
         with pytest.raises(UserError, match=r"own_models|no_such_module"):
             built(modality, name, **options)
 
+    def fails(dim: int):
+        raise KeyError("no\nweights")
+
+    module.fails = fails
+    with pytest.raises(UserError) as error:
+        built("image", "own_models:fails")
+    assert str(error.value) == r"""model 'own_models:fails' failed: KeyError: 'no\nweights'"""
+
 
 @pytest.mark.parametrize(
     ("modality", "name", "options", "said"),
@@ -236,6 +244,13 @@ def test_own_models_by_dotted_path(monkeypatch):
         ("image", "bag", {}, "for text, not for image"),
         ("text", "timm:resnet18", {}, "for image, not for text"),
         ("imag", "cnn", {}, "did you mean 'image'"),
+        ("image", "timm:", {}, "does not say which of timm's models, expected timm:<name>"),
+        ("text", "hf", {}, "does not say which of hf's models, expected hf:<name>"),
+        ("image", "cnn", {"dim": 4}, "model cnn: dim is the scenario's"),
+        ("image", "cnn", {"modality": "text"}, "model cnn: no option 'modality'"),
+        ("image", "os:name", {}, "model 'os:name' is no function but 'posix'"),
+        ("image", "builtins:divmod", {"path": 1}, "builtins:divmod"),
+        ("image", ":f", {}, "model ':f': ValueError: Empty module name"),
         ("image", "timm:resnet18x", {}, "did you mean 'timm:resnet18"),
         ("image", "cnn", {"widht": 8}, "did you mean 'width'"),
         ("image", "cnn", {"width": 0}, "width: Input should be greater than 0, got 0"),

@@ -49,6 +49,31 @@ def test_refusals(fedafd_run: Path) -> None:
         export(fedafd_run, "text-0")
 
 
+def test_damaged_state(fedafd_run: Path) -> None:
+    keep(fedafd_run, "image-1", (2, 1))
+    keep(fedafd_run, "image-1", (3, 1))
+    store = Store(fedafd_run / "state" / "image-1")
+    older, newer = [store.path(version) for version in store.versions()]
+    newer.write_bytes(newer.read_bytes()[:100])
+    card = (export(fedafd_run, "image-1") / "README.md").read_text()
+    assert "state after round | 2" in card  # the newest that can be read
+    older.write_bytes(older.read_bytes()[:4])
+    with pytest.raises(UserError, match=r"image-1 is damaged: none of its files can be read"):
+        export(fedafd_run, "image-1")
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/below"])
+def test_out_that_cannot_be_written(where: str, fedafd_run: Path, tmp_path: Path) -> None:
+    keep(fedafd_run, "image-1", (3, 1))
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(UserError, match=r"^export: .* cannot be written: "):
+        export(fedafd_run, "image-1", tmp_path / where)
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(UserError, match=r"^export: .* cannot be written: "):
+        export(fedafd_run, "image-1", tmp_path)
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_tensorboard_events(fedafd_run: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -62,6 +62,13 @@ def test_bytes_of_each_round(fedafd_run: Path) -> None:
     assert read_record(fedafd_run).bytes_by_round("bytes_up") == {1: 350, 2: 350, 3: 300}
 
 
+@pytest.mark.parametrize("where", ["file", "file/below", "/proc/below"])
+def test_out_that_cannot_be_written(where: str, fedafd_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(UserError, match=r"^plot: .* cannot be written: "):
+        plot_runs([fedafd_run], tmp_path / where)
+
+
 def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run folder"):
         plot_runs([tmp_path])

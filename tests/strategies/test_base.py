@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Error, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 
 from fedapps import wire
 from fedapps.data import load
@@ -102,6 +102,68 @@ def test_below_min_participants_the_run_fails_and_says_why(tiny: dict) -> None:
     about = json.loads((Path(tiny["results-dir"]) / "r" / "run.json").read_text())
     assert about["status"] == "failed" and "image-0: 'features/image' holds NaN" in about["reason"]
     assert rows(Path(tiny["results-dir"]) / "r")
+
+
+@pytest.mark.parametrize("kind", ["error", "lost"])
+def test_a_participant_that_stays_bad_does_not_end_the_run(kind: str, tiny: dict) -> None:
+    """It is left out of each round's training, and asked no second time for its test."""
+
+    def bad(message: Message, reply: Message) -> Message | None:
+        if message.metadata.message_type == "query.hello" or message.metadata.dst_node_id != 101:
+            return reply
+        if kind == "lost":
+            return None
+        broken = Message(Error(5, "Node Unavailable"), reply_to=message)
+        broken.metadata.__dict__["_message_id"] = "e"
+        return broken
+
+    path = run({**tiny, "algo": "local", "round-timeout": 1.0}, 4, tamper=bad)
+    assert json.loads((path / "run.json").read_text())["status"] == "finished"
+    assert [row["participant"] for row in rows(path) if "error" in row] == ["text-0", "text-0"]
+    assert (2, "evaluate", "mm-1") in metrics(path)
+
+
+def test_a_node_that_does_not_answer_at_first_is_asked_again(tiny: dict) -> None:
+    seen = []
+
+    def deaf(message: Message, reply: Message) -> Message:
+        seen.append(message.metadata.message_type)
+        if len(seen) > 2:
+            return reply
+        broken = Message(Error(5, "Node Unavailable"), reply_to=message)
+        broken.metadata.__dict__["_message_id"] = "e"
+        return broken
+
+    path = run({**tiny, "algo": "local"}, tamper=deaf)
+    assert seen[:4] == ["query.hello"] * 4 and (2, "train", "text-0") in metrics(path)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        MetricRecord({"num-examples": 1}),
+        MetricRecord({"num-examples": float("nan"), "seconds": 0.0}),
+        ConfigRecord({"num-examples": 1, "seconds": 0.0}),
+        wire.pack({"w": torch.zeros(1)}),
+    ],
+)
+def test_odd_metrics_are_dropped_like_any_bad_reply(record: object, tiny: dict) -> None:
+    def change(message: Message, reply: Message) -> Message:
+        if "image-0/metrics" in reply.content:
+            del reply.content["image-0/metrics"]
+            reply.content["image-0/metrics"] = record
+        return reply
+
+    path = run({**tiny, "algo": "local"}, tamper=on_train(change))
+    assert list(errors(path)) == ["image-0"]
+
+
+def test_before_its_first_training_a_participant_is_tested_without_fusion(tiny: dict) -> None:
+    path = run({**tiny, "algo": "fedafd", "fraction-train": 0.25, "num-server-rounds": 1})
+    tested = {p: set(values) for (_, phase, p), values in metrics(path).items() if phase == "evaluate"}
+    trained = {p for _, phase, p in metrics(path) if phase == "train" and p != "mean"}
+    for name in ("image-0", "text-0", "mm-0", "mm-1"):
+        assert any(metric.startswith("local_") for metric in tested[name]) == (name in trained)
 
 
 def test_missing_participants_are_named_at_the_deadline(tiny: dict) -> None:

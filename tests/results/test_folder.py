@@ -1,0 +1,156 @@
+"""The run folder: what it refuses, and that its JSON is strict."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedapps.errors import UserError
+from fedapps.results.export import model_card
+from fedapps.results.folder import RunFolder, check_run_folder, read_rows, write_json
+from fedapps.results.plots import plot_runs
+from fedapps.results.progress import Progress
+from fedapps.results.record import read_record
+from fedapps.results.summary import summarise
+from fedapps.results.table import result_table
+from fedapps.settings import read
+
+NAN, INF = float("nan"), float("inf")
+
+
+def strict(text: str) -> Any:
+    """Parsed JSON; fails on NaN and Infinity, which Python would take."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# ------------------------------------------------------------------------------------- damaged run folders
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "run.json: must be a mapping"),
+        ("nothing", "run.json: is not JSON: Expecting value"),
+        ('{"status": "finished"}', "run.json: algo: is missing"),
+    ],
+)
+def test_run_json_that_is_none(text: str, said: str, fedafd_run: Path, tiny: dict) -> None:
+    (fedafd_run / "run.json").write_text(text)
+    with pytest.raises(UserError) as error:
+        read_record(fedafd_run)
+    assert said in str(error.value) and str(fedafd_run) in str(error.value)
+    tiny |= {"results-dir": str(fedafd_run.parent), "run-name": fedafd_run.name, "resume": True}
+    with pytest.raises(UserError) as error:
+        check_run_folder(*read(tiny))
+    assert said in str(error.value)
+
+
+def test_run_json_of_no_scenario_or_time(make_run: Any) -> None:
+    with pytest.raises(UserError, match=r"scenario: participants: is missing"):
+        read_record(make_run("a", "fedafd", scenario={"name": "x"}))
+    for started in ("yesterday", "2026-01-01T10:00:00", 5):
+        with pytest.raises(UserError, match=r"run.json: started: "):
+            read_record(make_run(f"b-{started}", "fedafd", started=started))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[1]", "must be a mapping"),
+        ('{"a": 1}', "round: is missing"),
+        (
+            '{"round": 1, "phase": "train", "participant": "x", "metrics": {"a": "b"}}',
+            "metrics.a: must be a valid number",
+        ),
+        ('{"round": 1,', "is not JSON"),
+    ],
+)
+def test_rows_that_are_none(line: str, said: str, fedafd_run: Path) -> None:
+    file = fedafd_run / "metrics.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + f"\n{line}\n")
+    with pytest.raises(UserError) as error:
+        read_record(fedafd_run)
+    assert str(error.value).startswith(f"{file}, line 2: ") and said in str(error.value)
+    file.unlink()
+    with pytest.raises(UserError, match=r"metrics.jsonl cannot be read: No such file"):
+        read_record(fedafd_run)
+
+
+# ------------------------------------------------------------------------------------- folders to write into
+
+
+@pytest.mark.parametrize("results", ["/proc/runs", "file", "file/below", "n" * 300])
+def test_results_dir_that_cannot_be_written(results: str, tmp_path: Path, tiny: dict) -> None:
+    (tmp_path / "file").write_text("kept")
+    folder = tmp_path / results
+    with pytest.raises(UserError) as error:
+        check_run_folder(*read(tiny | {"results-dir": str(folder)}))
+    assert str(error.value).startswith(f"results-dir: {folder}/r cannot be written: ")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_results_dir(tmp_path: Path, tiny: dict) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UserError, match=r"results-dir: .*/runs/r cannot be written: Permission denied"):
+        check_run_folder(*read(tiny))
+
+
+def test_the_check_leaves_nothing_behind(tmp_path: Path, tiny: dict) -> None:
+    (tmp_path / "there").mkdir()
+    check_run_folder(*read(tiny | {"results-dir": str(tmp_path / "there" / "a" / "b")}))
+    assert os.listdir(tmp_path / "there") == []
+    RunFolder(*read(tiny))
+    check_run_folder(*read(tiny | {"resume": True}))
+    assert sorted(os.listdir(tmp_path / "runs" / "r")) == ["metrics.jsonl", "run.json"]
+
+
+# -------------------------------------------------------------------------------- numbers that are not finite
+
+
+def test_json_is_strict(tmp_path: Path, tiny: dict) -> None:
+    write_json(tmp_path / "x.json", {"a": [NAN, (INF, 1.5)], "b": {"c": -INF}})
+    assert strict((tmp_path / "x.json").read_text()) == {"a": [None, [None, 1.5]], "b": {"c": None}}
+    run = RunFolder(*read(tiny))
+    run.row(1, "train", "mm-0", metrics={"loss": NAN, "scale": 2.0}, num_examples=3, seconds=INF)
+    row = {"round": 1, "phase": "train", "participant": "mm-0", "metrics": {"scale": 2.0}, "num_examples": 3}
+    assert run.rows() == [row]
+    run.rewind(1)
+    assert strict((run.path / "metrics.jsonl").read_text())["metrics"] == {"loss": None, "scale": 2.0}
+
+
+@pytest.mark.parametrize("word", ["null", "NaN"])  # older runs wrote NaN
+def test_runs_that_diverged_are_read(word: str, fedafd_run: Path) -> None:
+    file = fedafd_run / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    for index, line in enumerate(lines):
+        row = json.loads(line)
+        if row["phase"] == "evaluate" and row["participant"] in ("image-1", "text-0", "server"):
+            lines[index] = json.dumps(row | {"metrics": {name: NAN for name in row["metrics"]}}).replace("NaN", word)
+    file.write_text("".join(lines))
+    summary = summarise(fedafd_run, None)
+    assert strict((fedafd_run / "summary.json").read_text()) == summary
+    assert summary["kinds"]["image"]["final"]["mean"] == {"accuracy": 30}  # of image-0
+    assert summary["participants"]["image-1"]["final"] == {"round": 3, "metrics": {}}
+    assert summary["kinds"]["text"]["best"] == {"round": 2, "mean": {}, "mean_by_examples": {}}
+    assert result_table(summary).row_count == 3
+    assert all(picture.stat().st_size > 10_000 for picture in plot_runs([fedafd_run]))
+    assert "on 300 test examples" in model_card(read_record(fedafd_run), "image-1", 3)
+
+
+def test_progress_of_a_run_that_diverged(tiny: dict) -> None:
+    settings, scenario = read(tiny)
+    run = RunFolder(settings, scenario)
+    run.row(1, "evaluate", "mean", metrics={"image/accuracy": NAN, "text/accuracy": 4.0})
+    run.row(1, "evaluate", "server", metrics={"r1_sum": NAN})
+    progress = Progress(run, scenario, 2, 1)
+    assert progress._figures(read_rows(run.path / "metrics.jsonl")) == ["text accuracy 4.00"]
+    progress.round_done(1)
