@@ -75,14 +75,14 @@ class FedAFD(Strategy):
         device = self.server.public.device
         gamma, metric = self.params.gamma, self.params.kd_metric
 
-        def kd(rows: Tensor, output: tuple[Tensor, Tensor]) -> Tensor:
+        def kd(rows: Tensor, output: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
             students = dict(zip(("image", "text"), output, strict=True))
-            losses = [kd_loss(students[m], teacher[rows].to(device), metric) for m, teacher in teachers.items()]
-            return gamma * sum(losses, start=output[0].new_zeros(()))
+            losses = {m: kd_loss(students[m], teacher[rows].to(device), metric) for m, teacher in teachers.items()}
+            return {f"kd_{m}_loss": gamma * loss for m, loss in losses.items()}
 
         if self.params.order == "joint":
             task = self.server.task_loss
-            self.server.fit(server_round, self.server.spec.epochs, lambda rows, out: task(rows, out) + kd(rows, out))
+            self.server.fit(server_round, self.server.spec.epochs, lambda rows, out: task(rows, out) | kd(rows, out))
         elif teachers:
             self.server.fit(server_round, self.server.spec.epochs, kd, "distill")
 

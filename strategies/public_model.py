@@ -28,8 +28,8 @@ from fedapps.scenario import Modality, Scenario
 from fedapps.seeds import batches, generator, seed_of
 from fedapps.settings import Settings
 
-Loss = Callable[[Tensor, Any], Tensor]
-"""(public rows, the model's output on them) -> scalar."""
+Losses = Callable[[Tensor, Any], dict[str, Tensor]]
+"""(public rows, the model's output on them) -> scalars by name, whose sum is the objective."""
 
 
 class PublicModel:
@@ -55,15 +55,17 @@ class PublicModel:
         """What a checkpoint must hold."""
         return {"model": self.model, "task": self.task, "optimizer": self.optimizer}
 
-    def task_loss(self, rows: Tensor, output: Any) -> Tensor:
+    def task_loss(self, rows: Tensor, output: Any) -> dict[str, Tensor]:
         """The loss of the server's own task on public rows."""
-        return task_loss(self.spec, self.model, self.task, self.public, rows, output)
+        loss = task_loss(self.spec, self.model, self.task, self.public, rows, output)
+        return {"task_loss": loss}
 
-    def fit(self, server_round: int, epochs: int, loss: Loss | None = None, name: str = "fit") -> None:
-        """Epochs over the public data on ``loss`` (default: the task's); ``name`` is the phase in the records."""
+    def fit(self, server_round: int, epochs: int, losses: Losses | None = None, name: str = "fit") -> None:
+        """Epochs over the public data on ``losses`` (default: the task's); ``name`` is the phase in the records."""
         started = time.monotonic()
-        loss = loss or self.task_loss
-        losses: list[float] = []
+        losses = losses or self.task_loss
+        sums: dict[str, float] = {}
+        steps = 0
         names = (self.settings.seed, server_round, "public", name)
         rng = generator(*names)
         torch.manual_seed(seed_of(*names))
@@ -72,10 +74,11 @@ class PublicModel:
         for _ in range(epochs):
             for rows in batches(len(self.public), self.spec.train.batch_size, rng):
                 output = forward(self.spec, self.model, self.public, rows, plain(self.model))
-                value = loss(rows, output)
-                step(value, [self.optimizer], self.spec.train.clip)
-                losses.append(value.item())
-        mean = {"loss": sum(losses) / len(losses)} if losses else {}
+                parts = losses(rows, output)
+                step(torch.stack(list(parts.values())).sum(), [self.optimizer], self.spec.train.clip)
+                sums = {key: sums.get(key, 0.0) + value.item() for key, value in parts.items()}
+                steps += 1
+        mean = {key: value / steps for key, value in sums.items()}
         self.run.row(server_round, name, "server", metrics=mean, seconds=round(time.monotonic() - started, 3))
 
     def encode_public(self) -> dict[str, Tensor]:
