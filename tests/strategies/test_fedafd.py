@@ -54,7 +54,7 @@ def test_a_modality_that_nobody_sent_has_no_teacher(tiny: dict) -> None:
 
 
 def test_distillation_draws_the_server_to_its_teachers(tiny: dict) -> None:
-    made = server(tiny, **{"fedafd.gamma": 100.0})
+    made = server(tiny, **{"fedafd.order": "separate"})
     target = normalize(torch.ones(P, D))
 
     def distance() -> float:
