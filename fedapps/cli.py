@@ -316,7 +316,7 @@ def _wire(table: Table, config: Mapping[str, Any]) -> None:
             table.add_row(algo, *row)
     table.title = (
         f"What may cross in scenario {scenario.name}, for one participant and phase; one of a single modality "
-        "sends and gets only that modality's part."
+        "sends only that modality's part, and gets the encoder of it, but the features of both."
     )
     table.title_justify = "left"
 
@@ -371,7 +371,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def problems(words: Iterable[str]) -> list[str]:
     """A line for everything that keeps a run with these words from starting."""
-    from fedapps import checks
+    from fedapps import checks, launch
     from fedapps.holdings import Holdings
     from fedapps.results.folder import check_run_folder
 
@@ -380,10 +380,11 @@ def problems(words: Iterable[str]) -> list[str]:
         return found
     settings, scenario = run_settings.read(config)
     found = list(checks.problems(settings, scenario, Holdings(scenario, settings.seed, settings.data_path)))
-    try:
-        check_run_folder(settings, scenario)
-    except UserError as error:
-        found.append(str(error))
+    for check in (launch.check_declared, lambda: check_run_folder(settings, scenario)):
+        try:
+            check()
+        except UserError as error:
+            found.append(str(error))
     return found
 
 

@@ -20,7 +20,7 @@ import torch
 from fedapps.errors import UserError
 from fedapps.results.folder import writing
 from fedapps.scenario import Scenario
-from fedapps.settings import Settings
+from fedapps.settings import Settings, keys
 
 STARTED = re.compile(r"Successfully started run (\d+)")
 UNSENDABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, bytes that are no UTF-8
@@ -36,6 +36,22 @@ def app_folder() -> Path:
             "clone with `pip install -e .`"
         )
     return root
+
+
+def undeclared_keys() -> list[str]:
+    """Keys of settings and methods that pyproject lacks: Flower refuses a run-config with any of them."""
+    app = tomllib.loads((app_folder() / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+    tables = {key: value for key, value in app["config"].items() if isinstance(value, dict)}
+    declared = set(app["config"]) - set(tables) | {f"{name}.{key}" for name, table in tables.items() for key in table}
+    return sorted(set(keys()) - declared)
+
+
+def check_declared() -> None:
+    """``UserError`` with what to write where, if a new method's keys are not in pyproject."""
+    for key in undeclared_keys():
+        table, _, name = key.rpartition(".")
+        where = f"tool.flwr.app.config.{table}" if table else "tool.flwr.app.config"
+        raise UserError(f'pyproject.toml: [{where}] lacks {name} = "auto", without which Flower refuses {key}')
 
 
 def flwr_home() -> Path:
@@ -59,6 +75,7 @@ def environment() -> dict[str, str]:
 
 def command(config: Mapping[str, Any], settings: Settings, scenario: Scenario) -> list[str]:
     """The ``flwr run`` line of a checked run-config."""
+    check_declared()
     return [
         *("flwr", "run", str(app_folder())),
         *("--run-config", toml(config)),

@@ -283,7 +283,8 @@ def _name_rule(pattern: str) -> str:
     """The pattern of a name in words."""
     first = "a letter or digit" if pattern.startswith("^[A-Za-z0-9]") else "a letter"
     dot = "'.', " if "." in pattern else ""
-    return f"must start with {first} and hold only letters, digits, {dot}'_' and '-'"
+    length = ", 200 at most" if "199" in pattern else ""
+    return f"must start with {first} and hold only letters, digits, {dot}'_' and '-'{length}"
 
 
 def fields_at(model: type[BaseModel], where: list[Any]) -> list[str]:

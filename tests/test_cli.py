@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 from fedapps import launch
 from fedapps.cli import main, parse_words
 from fedapps.errors import UserError
+from fedapps.methods import METHODS, Params
 from fedapps.scenario import load_scenario
 from fedapps.settings import read
 from simulations.in_process import run as run_in_process
@@ -417,3 +419,18 @@ def test_help_is_there_for_every_verb(capsys: pytest.CaptureFixture[str]) -> Non
 def test_quick_answers_do_not_import_torch() -> None:
     code = "import sys, fedapps.cli; fedapps.cli.main(['list']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_keys_that_flower_would_refuse_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A new method's keys must stand in pyproject too."""
+
+    class MineParams(Params):
+        weight: float = 0.5
+
+    mine = replace(METHODS["local"], params=MineParams)
+    monkeypatch.setitem(METHODS, "mine", mine)
+    assert main(["check", "algo=mine", "scenario=emoji-tiny", "run-name=x"]) == 1
+    assert '[tool.flwr.app.config.mine] lacks weight = "auto"' in capsys.readouterr().out
+    assert main(["run", "algo=mine", "scenario=emoji-tiny", "--dry-run"]) == 2

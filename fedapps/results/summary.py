@@ -175,6 +175,15 @@ def _compare(summary: Values, record: Record, local: Record) -> None:
         raise UserError(
             f"local: {local.path} is a run of scenario {local.scenario.name}, not of {record.scenario.name}"
         )
+    for what, mine, other in (
+        ("seed", record.about["seed"], local.about["seed"]),
+        ("rounds", len(record.rounds), len(local.rounds)),
+        ("local-epochs", record.about["settings"].get("local-epochs"), local.about["settings"].get("local-epochs")),
+    ):
+        if mine != other:
+            raise UserError(
+                f"local: {local.path} has {what} {other}, {record.path.name} has {mine}; compare like with like"
+            )
     base = _summary(local)
     parties = summary["participants"]
     for name, values in parties.items():

@@ -121,3 +121,10 @@ def test_a_run_that_fails_is_summarised_as_far_as_it_came(tiny: dict) -> None:
     assert summary["rounds"] == 1
     assert summary["failures"] == {"image-0": 1, "text-0": 1, "mm-0": 1, "mm-1": 1}
     assert (folder / "plots" / "learning.png").is_file()
+
+
+def test_only_like_runs_are_compared(fedafd_run: Path, local_run: Path) -> None:
+    about = json.loads((local_run / "run.json").read_text())
+    (local_run / "run.json").write_text(json.dumps(about | {"seed": 9}))
+    with pytest.raises(UserError, match="has seed 9"):
+        summarise(fedafd_run, local_run)
