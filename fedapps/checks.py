@@ -35,7 +35,10 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
         )
     if settings.device == "cuda" and not torch.cuda.is_available():
         yield "device: cuda asked, but torch sees no GPU here; take device=auto or device=cpu"
-    yield from _server_problems(scenario, holdings)
+    found = list(_server_problems(scenario, holdings))
+    yield from found
+    if found:  # participants hold what public data leave: theirs would be the same problem again
+        return
     for entry in scenario.participants if private else []:
         yield from participant_problems(scenario, holdings, scenario.names(entry)[0])
 

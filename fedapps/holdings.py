@@ -188,6 +188,10 @@ def _labelled(samples: Samples, data: Data) -> np.ndarray:
     return np.arange(len(samples)) if data.label is None else samples.rows_with(data.label)
 
 
+def _is_words(column: object) -> bool:
+    return isinstance(column, list) and all(isinstance(value, str) for value in column[:1])
+
+
 def _one_per(
     samples: Samples, column: str | None, rng: np.random.Generator, rows: np.ndarray | None = None
 ) -> np.ndarray:
@@ -197,8 +201,11 @@ def _one_per(
         return rows
     if column not in samples:
         raise UserError(f"one-per: there is no column '{column}'")
+    values = samples[column]
+    if not (isinstance(values, np.ndarray) or _is_words(values)):
+        raise UserError(f"one-per: column '{column}' has no single value in a row; take one such as concept")
     shuffled = rng.permutation(rows)
-    _, first = np.unique(np.asarray(samples[column])[shuffled], return_index=True)
+    _, first = np.unique(np.asarray(values)[shuffled], return_index=True)
     return np.sort(shuffled[first])
 
 
