@@ -73,8 +73,10 @@ def test_what_travels_comes_back() -> None:
         ({"algo": "local", "fedafd.beta": 0.1}, "fedafd.beta: is a key of fedafd, and algo is local"),
         (
             {"run-name": "../x"},
-            "run-name: must start with a letter or digit and hold only letters, digits, '.', '_' and '-', "
-            + "200 at most, not '../x'",
+            (
+                "run-name: must start with a letter or digit and hold only letters, digits, '.', '_' and '-', "
+                "200 at most, not '../x'"
+            ),
         ),
     ],
 )
