@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from fedapps.errors import UserError
@@ -25,14 +25,7 @@ RUN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # what a run may be called: it i
 class Settings(BaseModel):
     """Everything that a run depends on, apart from the scenario."""
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        alias_generator=lambda name: name.replace("_", "-"),
-        validate_by_name=True,
-    )
+    model_config = Params.model_config
 
     algo: str = Field("fedafd", description="the method: see `fedapps list`")
     scenario: str = Field("emoji-quick", description="the scenario: a name (`fedapps list --scenarios`) or a YAML file")
