@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from fedapps import learner
@@ -15,10 +17,12 @@ def task_loss(me: Participant, rows: Tensor, represent: Represent | None = None)
     return learner.task_loss(me.spec, me.model, me.task, me.train, rows, output)
 
 
-def evaluate(me: Participant, represent: Represent | None = None) -> dict[str, float]:
-    """Test metrics of the participant's model on its held-out rows."""
+def evaluate(
+    me: Participant, represent: Represent | None = None, head: Callable[[Tensor], Tensor] | None = None
+) -> dict[str, float]:
+    """Test metrics of the participant's model on its held-out rows; of other representations or another head."""
     known = {} if me.class_mix is None else {"mix": me.class_mix}
-    return learner.score(me.spec, me.model, me.task, me.test, represent, **known)
+    return learner.score(me.spec, me.model, me.task, me.test, represent, head, **known)
 
 
 class Means:

@@ -56,6 +56,9 @@ def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
     if server is not None and needs.server_tasks and server.task.name not in needs.server_tasks:
         yield f"{where}: its server's task must be {' or '.join(needs.server_tasks)}, not {server.task.name}"
     for participant in scenario.participants:
+        for modality in participant.modalities if needs.shared else ():
+            if modality not in scenario.shared:
+                yield f"{where}: `shared` names no {modality} model for participants '{participant.name}' to share"
         if needs.tasks and participant.task.name not in needs.tasks:
             yield (
                 f"{where}: participants '{participant.name}' have task {participant.task.name}; it can do "

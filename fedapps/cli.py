@@ -312,7 +312,7 @@ def _wire(table: Table, config: Mapping[str, Any]) -> None:
     general = {key: value for key, value in config.items() if "." not in key}
     for algo in [config["algo"]] if "algo" in config else METHODS:
         settings, scenario = run_settings.read(general | {"algo": algo})
-        for row in wire_rows(algo, scenario, settings.data_path):
+        for row in wire_rows(settings, scenario):
             table.add_row(algo, *row)
     table.title = (
         f"What may cross in scenario {scenario.name}, for one participant and phase; one of a single modality "
@@ -321,17 +321,21 @@ def _wire(table: Table, config: Mapping[str, Any]) -> None:
     table.title_justify = "left"
 
 
-def wire_rows(algo: str, scenario: Scenario, data_path: str | None = None) -> Iterator[tuple[str, str, str, str, str]]:
-    """(phase, way, record, tensors, bytes) of every record of a method's contract."""
+def wire_rows(settings: run_settings.Settings, scenario: Scenario) -> Iterator[tuple[str, str, str, str, str]]:
+    """(phase, way, record, tensors, bytes) of every record of a method's contract, for the first participant."""
     from fedapps.checks import unmet
-    from fedapps.contract import known_layouts, sizes
+    from fedapps.contract import Contract, sizes
+    from fedapps.holdings import Holdings
 
-    if problem := next(unmet(algo, scenario), None):
+    if problem := next(unmet(settings.algo, scenario), None):
         yield "-", "-", "-", problem, "-"
         return
+    name = next(iter(scenario.by_name))
+    classes = Holdings(scenario, settings.seed, settings.data_path).num_classes(name)
     dumped = scenario.dump()
-    symbols, layouts = sizes(dumped, data_path), known_layouts(dumped)
-    for phase, exchange in METHODS[algo].wire.items():
+    symbols = sizes(dumped, settings.data_path)
+    layouts = Contract(settings.dump(), dumped, settings.data_path, name, classes).layouts()
+    for phase, exchange in METHODS[settings.algo].wire.items():
         for way, records in _ways(exchange):
             for name, spec in records.items():
                 tensors, num_bytes = _record_size(spec, symbols, layouts)

@@ -17,7 +17,7 @@ from flwr.common.logger import log
 from fedapps import wire
 from fedapps.checks import participant_problems
 from fedapps.code_hash import code_hash, folder
-from fedapps.contract import check_down, check_up
+from fedapps.contract import Contract
 from fedapps.errors import UserError
 from fedapps.holdings import holdings
 from fedapps.methods import method
@@ -60,6 +60,7 @@ def hello(message: Message, context: Context) -> Message:
         {
             "participants": names,
             "num-examples": [len(held.train(name)) for name in names],
+            "num-classes": [held.num_classes(name) for name in names],
             "public-hash": held.public_hash,
             "code-hash": code_hash(),
             "code-folder": str(folder("fedapps").parent),
@@ -80,16 +81,18 @@ def answer(name: str, message: Message, context: Context) -> Records:
     if name not in hosted(context, scenario):
         raise UserError(f"this node does not host {name}")
     entry = method(settings.algo)
-    exchange = entry.wire[message.metadata.message_type.rpartition(".")[2]]
-    world = (str(config["scenario"]), data_path(context, settings))
-    check_down(exchange, {**shared, **own}, *world)
+    phase = message.metadata.message_type.rpartition(".")[2]
+    world = (str(config["settings"]), str(config["scenario"]), data_path(context, settings))
+    held = holdings(world[1], settings.seed, world[2])
+    contract = Contract(*world, name, held.num_classes(name))
+    contract.down(phase, {**shared, **own})
     sub = copy.copy(message)
     sub.content = RecordDict({**shared, **own, wire.CONFIG: config})
     reply = entry.load_client()(sub, context)
     if reply.has_error():
         raise RuntimeError(reply.error.reason)
     records: Records = dict(reply.content.items())
-    check_up(exchange, records, *world, scenario.by_name[name].modalities)
+    contract.up(phase, records)
     return records
 
 

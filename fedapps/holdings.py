@@ -94,6 +94,11 @@ class Holdings:
             self._test[name] = self._held_out(data, f"participants: {entry.name}: data", rows)
         return self._test[name]
 
+    def num_classes(self, name: str) -> int:
+        """Classes of a participant's label column; 0 where its task has none."""
+        label = self.scenario.by_name[name].data.label
+        return len(self.train(name).classes.get(label, [])) if label is not None else 0
+
     def _held_out(self, data: Data, where: str, rows: np.ndarray | None = None) -> Samples:
         samples = self._load(data, "test")
         rows = _labelled(samples, data) if rows is None else rows

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from fedapps.data import Lazy, Samples
 from fedapps.data import gallery as distinct
 from fedapps.errors import UserError
-from fedapps.models import Encoder, Model, build_encoder
-from fedapps.scenario import Data, Modality, Party, Train
+from fedapps.models import Encoder, LogitHead, Model, build_encoder
+from fedapps.scenario import Data, Modality, Party, Scenario, Train
 from fedapps.seeds import seed_of
 from fedapps.tasks import Task, build_task
 
@@ -37,7 +37,21 @@ def build_learner(party: Party, dim: int, samples: Samples, data: Data, *seed: o
             raise UserError(f"task {party.task.name}: data.label must name the label column of {data.name}")
         options["num_classes"] = len(samples.classes[data.label])
     task = build_task(party.task.name, **options)
-    return Model(encoders, task.head(encoders)), task
+    head = task.head(encoders)
+    if isinstance(head, LogitHead) and not party.unit:
+        head.scale = 1.0
+    return Model(encoders, head, party.unit), task
+
+
+def build_shared(scenario: Scenario, modality: Modality, dim: int, classes: int, seed: int) -> Model:
+    """The model that participants of one modality and label set share, with representations [B, dim]."""
+    if modality not in scenario.shared:
+        raise UserError(f"scenario {scenario.name}: shared: names no {modality} model for participants to share")
+    spec = scenario.shared[modality]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_of("init", seed, "shared"))
+        encoder = build_encoder(modality, spec.name, dim, **spec.options)
+        return Model({modality: encoder}, LogitHead(dim, classes, scale=1.0), unit=False)
 
 
 def build_encoders(party: Party, dim: int, modalities: tuple[Modality, ...] | None = None) -> dict[str, Encoder]:
@@ -179,12 +193,15 @@ def plain(model: Model) -> Represent:
     return lambda view, modality, rows: model.represent(modality, view.input(model, modality, rows))
 
 
-def forward(party: Party, model: Model, view: View, rows: Tensor, represent: Represent) -> Any:
-    """What the party's task takes: logits of ``rows``, or the pair of representations for retrieval."""
+def forward(party: Party, model: Model, view: View, rows: Tensor, represent: Represent, head: Any = None) -> Any:
+    """What the party's task takes: logits of ``rows``, or the pair of representations for retrieval.
+
+    ``head`` is the model's own unless another is given.
+    """
     if party.task.name == "retrieval":
         return represent(view, "image", rows), represent(view, "text", rows)
     modality = party.modalities[0]
-    head: Any = model.head
+    head = head or model.head
     if party.task.name == "segmentation":
         encoder: Any = model.encoders[modality]
         pictures = view.input(model, modality, rows)
@@ -210,7 +227,13 @@ def representations(model: nn.Module, view: View, modality: Modality, represent:
 
 @torch.no_grad()
 def score(
-    party: Party, model: Model, task: Task, view: View, represent: Represent | None = None, **known: Any
+    party: Party,
+    model: Model,
+    task: Task,
+    view: View,
+    represent: Represent | None = None,
+    head: Any = None,
+    **known: Any,
 ) -> dict[str, float]:
     """Test metrics of a model in eval mode on all of ``view``."""
     represent = represent or plain(model)
@@ -225,7 +248,7 @@ def score(
         target: Any = (view.target[pictures], view.target[captions])
     else:
         chunks = torch.arange(len(view)).split(256)
-        output = torch.cat([forward(party, model, view, rows, represent).cpu() for rows in chunks])
+        output = torch.cat([forward(party, model, view, rows, represent, head).cpu() for rows in chunks])
         target = view.target[torch.arange(len(view))]
     model.train(mode)
     return task.score(output, target, **known)

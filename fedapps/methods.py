@@ -45,6 +45,15 @@ class Params(BaseModel):
         validate_by_name=True,
     )
 
+    def shared_dim(self, dim: int) -> int:
+        """Representation size of the shared model, where ``dim`` is that of the scenario."""
+        return dim
+
+    @property
+    def shares_head(self) -> bool:
+        """Whether the shared model travels with its head."""
+        return True
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -54,6 +63,7 @@ class Needs:
     server_modalities: tuple[str, ...] = ()
     server_tasks: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  # of participants; empty: any
+    shared: bool = False  # a `shared` model for each modality of the participants
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class Method:
     params: type[Params] = Params
     needs: Needs = Needs()
     wire: Mapping[str, Exchange] = field(default_factory=dict)
+    controls: tuple[str, ...] = ()  # prefixes of test metrics of other ways to use the participant's models
 
     def load_strategy(self) -> Any:
         """The ``Strategy`` class of the server half."""
@@ -106,6 +117,24 @@ class FedAFDParams(Params):
     discriminator_learning_rate: float = Field(1e-4, gt=0, description="Adam step of the discriminators")
 
 
+class FedMRLParams(Params):
+    """FedMRL. Defaults are the paper's."""
+
+    d1: int = Field(100, ge=1, description="representation size of the shared small model")
+    m_global: float = Field(1.0, ge=0, description="weight of the loss of the shared model's head")
+    m_local: float = Field(1.0, ge=0, description="weight of the loss of the participant's own head")
+    variant: Literal["mrl", "mrl-e"] = Field(
+        "mrl", description="mrl-e: no shared head; the own head's first d1 columns read the coarse representation"
+    )
+
+    def shared_dim(self, dim: int) -> int:
+        return self.d1
+
+    @property
+    def shares_head(self) -> bool:
+        return self.variant == "mrl"
+
+
 REPRESENTATIONS = {"image": "P d", "text": "P d"}
 
 METHODS: dict[str, Method] = {
@@ -136,6 +165,20 @@ METHODS: dict[str, Method] = {
             ),
             "evaluate": Exchange(),
         },
+        controls=("local", "global"),
+    ),
+    "fedmrl": Method(
+        title="FedMRL",
+        paper="NeurIPS 2024, arXiv 2406.00488",
+        strategy="strategies.fedmrl:FedMRL",
+        client="clients.fedmrl:app",
+        params=FedMRLParams,
+        needs=Needs(shared=True, tasks=("classification",)),
+        wire={
+            "train": Exchange(down={"shared": "shared model"}, up={"shared": "shared model"}, metrics=("task_loss",)),
+            "evaluate": Exchange(down={"shared": "shared model"}),
+        },
+        controls=("mix_small", "single_small", "single_large"),
     ),
 }
 

@@ -88,6 +88,10 @@ class Party(_Part):
     modality: Literal["image", "text", "image-text"]
     task: Named
     model: dict[str, Named] = Field(description="an encoder for each modality")
+    unit: bool = Field(
+        True,
+        description="representations are scaled to unit length and logits by 10; false: neither, as in most papers",
+    )
     train: Train = Train()
 
     _task = field_validator("task", mode="before")(_named)
@@ -145,6 +149,14 @@ class Scenario(_Part):
     participants: list[Participant] = Field(min_length=1)
     public: Data | None = None
     server: Server | None = None
+    shared: dict[str, Named] = Field(
+        default_factory=dict, description="the small model that some methods share, by modality"
+    )
+
+    @field_validator("shared", mode="before")
+    @classmethod
+    def _shared(cls, values: Any) -> Any:
+        return {key: _named(value) for key, value in values.items()} if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedapps import wire
 from fedapps.code_hash import code_hash, folder
-from fedapps.contract import check_up
+from fedapps.contract import Contract
 from fedapps.errors import RunFailed
 from fedapps.holdings import Holdings
 from fedapps.methods import method
@@ -72,6 +72,7 @@ class Strategy(FlowerStrategy):
         self.run = run
         self.method = method(settings.algo)
         self.nodes: dict[str, int] = {}  # participant -> node id
+        self.classes: dict[str, int] = {}  # participant -> number of classes of its task, 0 where it has none
         self.greeted: set[int] = set()
         self.chosen: list[str] = []  # participants of this round
         self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
@@ -85,9 +86,16 @@ class Strategy(FlowerStrategy):
         """One round of training. Default: one ``train`` phase in which nothing is exchanged."""
         self.ask("train")
 
+    def evaluate_content(self, names: list[str]) -> Mapping[str, Content]:
+        """What participants need for an evaluation of their own."""
+        return {}
+
     def evaluate_server(self) -> dict[str, float] | None:
         """Metrics of the server's own model, if it has one."""
         return None
+
+    def setup(self) -> None:
+        """What is built once it is known who takes part, before a checkpoint is loaded."""
 
     def prepare(self) -> None:
         """What comes before the first round of a new run (not of a resumed one)."""
@@ -114,6 +122,7 @@ class Strategy(FlowerStrategy):
         self.grid = grid
         num_rounds = num_rounds or self.settings.num_server_rounds
         self.wait_for_participants()
+        self.setup()
         first = self.resume() + 1
         if first == 1:
             self.prepare()
@@ -147,7 +156,7 @@ class Strategy(FlowerStrategy):
         """Evaluate every participant that the round has not evaluated yet, and the server."""
         rest = [name for name in self.scenario.by_name if name not in self.evaluated and name not in self.failed]
         if rest:
-            self.ask("evaluate", to=rest)
+            self.ask("evaluate", each=self.evaluate_content(rest), to=rest)
         self.run.row(self.round, "evaluate", "mean", metrics=self.means(self.evaluated))
         self.record_server()
 
@@ -216,11 +225,13 @@ class Strategy(FlowerStrategy):
             raise RunFailed(f"the node on {host} holds other public data, or in another order, than the server")
         names: Any = about["participants"]
         counts: Any = about["num-examples"]
-        for name, count in zip(names, counts, strict=True):
+        classes: Any = about["num-classes"]
+        for name, count, number in zip(names, counts, classes, strict=True):
             if name not in self.scenario.by_name:
                 raise RunFailed(f"the node on {host} hosts '{name}', which is not in scenario {self.scenario.name}")
             if name in self.nodes and self.round == 0:
                 raise RunFailed(f"two nodes host {name}; give each SuperNode its own participant")
+            self.classes[name] = number
             self.nodes[name] = node  # later the newest counts: a restarted node may still be listed by its old id
             log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
 
@@ -354,9 +365,8 @@ class Strategy(FlowerStrategy):
             raise wire.WireError(str(dict(records[wire.ERROR]).get("error")))
         if not records:
             raise wire.WireError("the reply holds nothing of this participant")
-        modalities = self.scenario.by_name[name].modalities
-        exchange = self.method.wire[phase]
-        arrays = check_up(exchange, records, self.scenario.dump(), self.settings.data_path, modalities)
+        world = (self.settings.dump(), self.scenario.dump(), self.settings.data_path)
+        arrays = Contract(*world, name, self.classes[name]).up(phase, records)
         tensors = {record: wire.unpack(value) for record, value in arrays.items()}
         for record, content in tensors.items():
             if bad := wire.non_finite(content):

@@ -328,13 +328,13 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_list_wire_gives_real_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedapps.contract import known_layouts
+    from fedapps.contract import server_layouts
 
     assert main(["list", "--wire", TINY, "algo=fedafd"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("fedafd")]
     sizes = {tuple(row[1:4]): int(row[-1].replace(",", "")) for row in rows}
     scenario = load_scenario("emoji-tiny")
-    encoders = known_layouts(scenario.dump())["server encoder"]
+    encoders = server_layouts(scenario.dump())["server encoder"]
     assert sizes["train", "up", "features"] == 2 * 64 * 16 * 4  # two modalities, P = 64, d = 16, float32
     assert sizes["train", "down", "features"] == 2 * 64 * 16 * 4
     assert sizes["train", "down", "encoder"] == sum(

@@ -1,6 +1,7 @@
 """Models by name: an encoder for each modality, a head for the task.
 
-Images: ``cnn``, ``resnet18``, ``resnet50``, ``resnet101``, ``timm:<name>``. Text: ``bag``, ``bigru``,
+Images: ``cnn``, ``cnn-1`` … ``cnn-5`` (FedMRL's), ``resnet18``, ``resnet50``, ``resnet101``, ``timm:<name>``.
+Text: ``bag``, ``bigru``,
 ``transformer``, ``hf:<name or folder>``. One's own: ``module:function``, called with ``dim=`` and the
 options, returns an ``Encoder``.
 """
@@ -17,7 +18,7 @@ from fedapps.hints import nearest
 from fedapps.models.base import Encoder, ImageEncoder, Model, TextEncoder
 from fedapps.models.fusion import GFF
 from fedapps.models.heads import LogitHead, SegmentationHead
-from fedapps.models.image import Cnn, ResNet, Timm
+from fedapps.models.image import Cnn, MrlCnn, ResNet, Timm
 from fedapps.models.options import call
 from fedapps.models.text import Bag, BiGru, HuggingFace, Transformer
 
@@ -33,7 +34,11 @@ __all__ = [
 ]
 
 MODELS: dict[str, dict[str, Callable[..., Encoder]]] = {
-    "image": {"cnn": Cnn, **{name: partial(ResNet, name) for name in ("resnet18", "resnet50", "resnet101")}},
+    "image": {
+        "cnn": Cnn,
+        **{f"cnn-{number}": partial(MrlCnn, number) for number in MrlCnn.WIDTHS},
+        **{name: partial(ResNet, name) for name in ("resnet18", "resnet50", "resnet101")},
+    },
     "text": {"bag": Bag, "bigru": BiGru, "transformer": Transformer},
 }
 LIBRARIES: dict[str, tuple[str, Callable[..., Encoder]]] = {

@@ -73,14 +73,16 @@ class TextEncoder(Encoder):
 class Model(nn.Module):
     """A participant's model: an encoder for each modality it has, and its task's head (retrieval: None)."""
 
-    def __init__(self, encoders: Mapping[str, Encoder], head: nn.Module | None) -> None:
+    def __init__(self, encoders: Mapping[str, Encoder], head: nn.Module | None, unit: bool = True) -> None:
         super().__init__()
+        self.unit = unit
         self.encoders = nn.ModuleDict(encoders)
         self.head = head
 
     def represent(self, modality: str, x: Tensor) -> Tensor:
-        """Unit rows ``[B, dim]``."""
-        return F.normalize(self.encoders[modality].encode(x))  # type: ignore[operator]
+        """Representations ``[B, dim]``, scaled to unit rows unless the model is made with ``unit=False``."""
+        z = self.encoders[modality].encode(x)  # type: ignore[operator]
+        return F.normalize(z) if self.unit else z
 
 
 def pyramid(maps: Sequence[Tensor]) -> Tensor:

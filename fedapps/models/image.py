@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import PositiveInt, validate_call
@@ -54,6 +54,35 @@ def _stage(inputs: int, outputs: int) -> nn.Sequential:
         nn.ReLU(),
         nn.MaxPool2d(2, ceil_mode=True),  # ceil: a picture of one pixel still has one pixel after it
     )
+
+
+class MrlCnn(ImageEncoder):
+    """CNN-1 … CNN-5 of the FedMRL paper (NeurIPS 2024): two 5 × 5 convolutions with pooling, two linear layers.
+
+    The representation is the second linear layer's output after ReLU, so it is not negative. Pictures are brought
+    to ``size`` × ``size`` (the papers' 32).
+    """
+
+    WIDTHS: ClassVar = {1: (16, 32, 2000), 2: (16, 16, 2000), 3: (16, 32, 1000), 4: (16, 32, 800), 5: (16, 32, 500)}
+
+    @validate_call
+    def __init__(self, number: PositiveInt, dim: PositiveInt, size: PositiveInt = 32) -> None:
+        super().__init__(dim, size, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        first, self.channels, hidden = self.WIDTHS[number]
+        self.convolutions = nn.Sequential(
+            *(nn.Conv2d(3, first, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(first, self.channels, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        )
+        side = ((size - 4) // 2 - 4) // 2
+        self.linear = nn.Sequential(
+            nn.Flatten(), nn.Linear(self.channels * side**2, hidden), nn.ReLU(), nn.Linear(hidden, dim), nn.ReLU()
+        )
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.linear(self.maps(x))
+
+    def maps(self, x: Tensor) -> Tensor:
+        return self.convolutions(self.pixels(x))
 
 
 class ResNet(ImageEncoder):
