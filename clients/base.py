@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedapps import learner
 from fedapps.learner import Represent, plain
@@ -23,6 +25,18 @@ def evaluate(
     """Test metrics of the participant's model on its held-out rows; of other representations or another head."""
     known = {} if me.class_mix is None else {"mix": me.class_mix}
     return learner.score(me.spec, me.model, me.task, me.test, represent, head, **known)
+
+
+def class_means(rows: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
+    """Means [C, k] by class of ``rows`` [N, k] with classes ``y`` [N], and counts [C]; 0 for an absent class."""
+    counts = torch.bincount(y, minlength=classes).double()
+    sums = torch.zeros(classes, rows.shape[1], dtype=torch.float64).index_add_(0, y, rows.double())
+    return {"means": (sums / counts.clamp(min=1).unsqueeze(1)).float(), "counts": counts.float()}
+
+
+def kl(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(p_teacher ‖ p_student) of logits [B, C], mean over samples; moves the student only."""
+    return F.kl_div(student.log_softmax(1), teacher.detach().softmax(1), reduction="batchmean")
 
 
 class Means:

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 from clients.base import Means, evaluate
 from fedapps.contract import travelling
-from fedapps.learner import Represent, View, build_optimizer, build_shared, plain, set_rate, step
+from fedapps.learner import Represent, View, build_optimizer, plain, set_rate, step
 from fedapps.methods import FedMRLParams
-from fedapps.models import LogitHead, Model
+from fedapps.models import head_of
 from fedapps.participant import Participant
 from fedapps.scenario import Modality
 
@@ -59,10 +59,7 @@ class FedMRL:
         self.params = me.settings.params
         self.modality: Modality = me.spec.modalities[0]
         self.d1, d2 = self.params.d1, me.scenario.dim
-        classes = me.held.num_classes(me.name)
-        small = build_shared(me.scenario, self.modality, self.d1, classes, me.settings.seed)
-        small.load_state_dict(me.received("shared"), strict=self.params.shares_head)
-        self.small = small.to(me.device)  # G_ex, G_hd
+        self.small = me.shared_model()  # G_ex, G_hd
         self.projector = nn.Linear(self.d1 + d2, d2).to(me.device)  # P
         self.optimizer = build_optimizer(me.spec.train, self.projector.parameters())
         self.small_optimizer = build_optimizer(me.spec.train, self.small.parameters())
@@ -110,9 +107,3 @@ class FedMRL:
         for name, (represent, head) in others.items():
             metrics[f"{name}_accuracy"] = evaluate(me, represent, head)["accuracy"]
         return metrics
-
-
-def head_of(model: Model) -> LogitHead:
-    """The classification head of a model."""
-    assert isinstance(model.head, LogitHead)
-    return model.head

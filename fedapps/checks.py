@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fedapps.errors import UserError
-from fedapps.holdings import Holdings
+from fedapps.holdings import Holdings, num_classes
 from fedapps.learner import build_learner, view
 from fedapps.methods import Method, method
 from fedapps.scenario import Scenario
@@ -33,6 +33,8 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
             f"min-participants: {settings.min_participants} asked, scenario {scenario.name} has "
             f"{len(scenario.by_name)} participants"
         )
+    if (size := settings.params.shared_dim(scenario.dim)) > scenario.dim:
+        yield f"{settings.algo}.d1: {size} is more than the scenario's dim {scenario.dim}, of which it is a part"
     if settings.device == "cuda" and not torch.cuda.is_available():
         yield "device: cuda asked, but torch sees no GPU here; take device=auto or device=cpu"
     found = list(_server_problems(scenario, holdings))
@@ -55,7 +57,14 @@ def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
         yield f"{where}: its server must have modality {'-'.join(needs.server_modalities)}, not {server.modality}"
     if server is not None and needs.server_tasks and server.task.name not in needs.server_tasks:
         yield f"{where}: its server's task must be {' or '.join(needs.server_tasks)}, not {server.task.name}"
+    first = {entry.modality: entry for entry in reversed(scenario.participants)}
     for participant in scenario.participants:
+        like = first[participant.modality]
+        if needs.same_model and (participant.model, participant.unit) != (like.model, like.unit):
+            yield (
+                f"{where}: it averages whole models, and participants '{participant.name}' have another than "
+                f"'{like.name}'; give all the same, or take a method for different models such as fedmrl"
+            )
         for modality in participant.modalities if needs.shared else ():
             if modality not in scenario.shared:
                 yield f"{where}: `shared` names no {modality} model for participants '{participant.name}' to share"
@@ -85,7 +94,7 @@ def _try_server(scenario: Scenario, holdings: Holdings) -> None:
     label = server.test.label
     if label is not None and holdings.public.classes.get(public.label or "") != holdings.server_test.classes[label]:
         raise UserError(f"server: test.label {label} has other classes than public.label {public.label}")
-    build_learner(server, scenario.dim, holdings.server_test, server.test, "check")
+    build_learner(server, scenario.dim, num_classes(holdings.server_test, server.test), "check")
 
 
 def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> Iterator[str]:
@@ -95,7 +104,7 @@ def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> I
     def load() -> None:
         for samples in (holdings.train(name), holdings.test(name)):
             view(samples, spec, spec.data, torch.device("cpu"))
-        build_learner(spec, scenario.dim, holdings.train(name), spec.data, "check")
+        build_learner(spec, scenario.dim, holdings.num_classes(name), "check")
         if scenario.public is not None:
             for modality in spec.modalities:
                 column = scenario.public.text if modality == "text" else "image"

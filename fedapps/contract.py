@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedapps import wire
 from fedapps.holdings import holdings
-from fedapps.learner import build_encoders, build_shared
-from fedapps.methods import Params, method
+from fedapps.learner import build_encoders, build_learner, build_shared
+from fedapps.methods import Method, Params, Record, method
 from fedapps.models import Model
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings
@@ -35,34 +35,42 @@ class Contract:
     name: str
     classes: int
 
+    @property
+    def method(self) -> Method:
+        return method(Settings.parse(self.settings).algo)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """``P`` public samples, ``d`` dimensions, ``C`` classes."""
+        return sizes(self.scenario, self.data_path) | {"C": self.classes}
+
     def down(self, phase: str, records: Mapping[str, Any]) -> None:
         """Raise ``WireError`` if the participant may not be sent these records."""
-        exchange = method(Settings.parse(self.settings).algo).wire[phase]
+        allowed = self.method.wire[phase].down
         for record, value in records.items():
             if not isinstance(value, ArrayRecord):
                 raise WireError(f"record '{record}' may not cross")
-        wire.check_arrays(records, exchange.down, sizes(self.scenario, self.data_path), self.layouts())
+        wire.check_arrays(records, allowed, self.sizes, self.layouts(allowed))
 
     def up(self, phase: str, records: Mapping[str, Any]) -> dict[str, ArrayRecord]:
         """The array records of a reply; ``WireError`` if anything in it may not leave the site or is missing."""
-        entry = method(Settings.parse(self.settings).algo)
+        entry = self.method
         exchange = entry.wire[phase]
         arrays = {record: value for record, value in records.items() if isinstance(value, ArrayRecord)}
         for record in records:
             if record not in arrays and record not in (wire.METRICS, wire.EVALUATE):
                 raise WireError(f"record '{record}' may not cross")
         modalities = Scenario.parse(self.scenario).by_name[self.name].modalities
-        wire.check_arrays(arrays, exchange.up, sizes(self.scenario, self.data_path), self.layouts(), modalities)
+        wire.check_arrays(arrays, exchange.up, self.sizes, self.layouts(exchange.up), modalities)
         wire.check_metrics(records.get(wire.METRICS), exchange.metrics, ("num-examples", "seconds"))
         if wire.EVALUATE in records:
             tests = METRICS | {f"{control}_{name}" for control in entry.controls for name in METRICS}
             wire.check_metrics(records[wire.EVALUATE], tests)
         return arrays
 
-    def layouts(self) -> dict[str, Layout]:
-        """Layouts of state dicts by name."""
-        modality = Scenario.parse(self.scenario).by_name[self.name].modalities[0]
-        return server_layouts(self.scenario) | shared_layouts(self.settings, self.scenario, modality, self.classes)
+    def layouts(self, records: Mapping[str, Record]) -> dict[str, Layout]:
+        """The layouts of the state dicts that ``records`` name."""
+        return {spec: layout(spec, self) for spec in records.values() if isinstance(spec, str)}
 
 
 @lru_cache(maxsize=8)
@@ -75,24 +83,26 @@ def sizes(scenario: str, data_path: str | None = None) -> dict[str, int]:
     return found
 
 
-@lru_cache(maxsize=8)
-def server_layouts(scenario: str) -> dict[str, Layout]:
-    """``server encoder``: the encoders of the server's model."""
-    server = Scenario.parse(scenario).server
-    if server is None:
-        return {}
-    encoders = build_encoders(server, Scenario.parse(scenario).dim)
-    return {"server encoder": layout_of(nn.ModuleDict(encoders).state_dict())}
+@lru_cache(maxsize=256)
+def layout(spec: str, contract: Contract) -> Layout:
+    """The layout of a state dict by name.
 
-
-@lru_cache(maxsize=32)
-def shared_layouts(settings: str, scenario: str, modality: str, classes: int) -> dict[str, Layout]:
-    """``shared model``: what participants of one modality and label set share, as far as it travels."""
-    parsed, params = Scenario.parse(scenario), Settings.parse(settings).params
-    if not classes or modality not in parsed.shared:
-        return {}
-    model = build_shared(parsed, modality, params.shared_dim(parsed.dim), classes, 0)
-    return {"shared model": layout_of(travelling(model, params))}
+    ``server encoder``: the encoders of the server's model; ``shared model``: the small one that participants of one
+    modality and label set share, as far as it travels; ``own model``: the participant's own, encoder and head.
+    """
+    scenario = Scenario.parse(contract.scenario)
+    party = scenario.by_name[contract.name]
+    match spec:
+        case "server encoder" if scenario.server is not None:
+            return layout_of(nn.ModuleDict(build_encoders(scenario.server, scenario.dim)).state_dict())
+        case "shared model":
+            params = Settings.parse(contract.settings).params
+            dim = params.shared_dim(scenario.dim)
+            model = build_shared(scenario, party.modalities[0], dim, contract.classes, 0)
+            return layout_of(travelling(model, params))
+        case "own model":
+            return layout_of(build_learner(party, scenario.dim, contract.classes, 0)[0].state_dict())
+    raise WireError(f"scenario {scenario.name} has no {spec}")
 
 
 def travelling(model: Model, params: Params) -> dict[str, Tensor]:

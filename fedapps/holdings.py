@@ -96,8 +96,8 @@ class Holdings:
 
     def num_classes(self, name: str) -> int:
         """Classes of a participant's label column; 0 where its task has none."""
-        label = self.scenario.by_name[name].data.label
-        return len(self.train(name).classes.get(label, [])) if label is not None else 0
+        data = self.scenario.by_name[name].data
+        return num_classes(self._load(data, "train"), data)
 
     def _held_out(self, data: Data, where: str, rows: np.ndarray | None = None) -> Samples:
         samples = self._load(data, "test")
@@ -155,7 +155,7 @@ class Holdings:
         try:
             parts = partition(
                 samples,
-                rows if groups is None else np.array(list(groups)),
+                rows if groups is None else np.array(list(groups), dtype=np.int64),
                 entry.count,
                 seed_of(self.seed, "partition", entry.name) % 2**32,
                 data.partition,
@@ -178,6 +178,11 @@ class Holdings:
         return parts
 
 
+def num_classes(samples: Samples, data: Data) -> int:
+    """Classes of the label column; 0 where none is named."""
+    return len(samples.classes.get(data.label, [])) if data.label is not None else 0
+
+
 def _by_picture(samples: Samples, rows: np.ndarray) -> dict[int, np.ndarray] | None:
     """First row of each picture -> all of its rows, where pictures have several captions: they are dealt out whole."""
     if "picture" not in samples:
@@ -185,7 +190,7 @@ def _by_picture(samples: Samples, rows: np.ndarray) -> dict[int, np.ndarray] | N
     pictures = np.asarray(samples["picture"])[rows]
     order = np.argsort(pictures, kind="stable")
     starts = np.flatnonzero(np.diff(pictures[order], prepend=-1))
-    return {int(part[0]): part for part in np.split(rows[order], starts[1:])}
+    return {int(part[0]): part for part in np.split(rows[order], starts[1:]) if len(part)}
 
 
 def _labelled(samples: Samples, data: Data) -> np.ndarray:

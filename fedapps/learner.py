@@ -27,15 +27,13 @@ Represent = Callable[["View", Modality, Tensor], Tensor]
 """(view, modality, rows) -> representations [len(rows), d]."""
 
 
-def build_learner(party: Party, dim: int, samples: Samples, data: Data, *seed: object) -> tuple[Model, Task]:
-    """The model and the task of a party, initialised by the names in ``seed``; ``samples`` tell the classes."""
+def build_learner(party: Party, dim: int, classes: int, *seed: object) -> tuple[Model, Task]:
+    """The model and the task of a party, initialised by the names in ``seed``; ``classes`` of its label column."""
     torch.manual_seed(seed_of("init", *seed))
     encoders = build_encoders(party, dim)
     options: dict[str, Any] = dict(party.task.options)
     if party.task.name != "retrieval":
-        if data.label is None:
-            raise UserError(f"task {party.task.name}: data.label must name the label column of {data.name}")
-        options["num_classes"] = len(samples.classes[data.label])
+        options["num_classes"] = classes
     task = build_task(party.task.name, **options)
     head = task.head(encoders)
     if isinstance(head, LogitHead) and not party.unit:

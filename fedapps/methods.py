@@ -63,6 +63,7 @@ class Needs:
     server_modalities: tuple[str, ...] = ()
     server_tasks: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  # of participants; empty: any
+    same_model: bool = False  # all participants of a modality have one and the same model
     shared: bool = False  # a `shared` model for each modality of the participants
 
 
@@ -135,6 +136,34 @@ class FedMRLParams(Params):
         return self.variant == "mrl"
 
 
+class FMLParams(Params):
+    """FML. Defaults are those of the released code."""
+
+    alpha: float = Field(0.5, ge=0, le=1, description="weight of the labels for the own model, the rest for the meme")
+    beta: float = Field(0.5, ge=0, le=1, description="weight of the labels for the meme, the rest for the own model")
+
+
+class FDParams(Params):
+    """FD."""
+
+    weight: float = Field(1.0, ge=0, description="weight λ of the loss against the others' mean outputs")
+
+
+class FedProtoParams(Params):
+    """FedProto. The default is that of the authors' code."""
+
+    weight: float = Field(1.0, ge=0, description="weight λ of the distance to the global prototypes")
+
+
+class FedAPENParams(Params):
+    """FedAPEN. Defaults are those of the released code."""
+
+    held_out: float = Field(0.05, gt=0, lt=1, description="share of the private rows that the weight is learned on")
+    weight_epochs: int = Field(10, ge=0, description="steps of the weight in a round")
+    weight_learning_rate: float = Field(1e-3, gt=0, description="SGD step of the weight")
+
+
+HEAD = {"weight": "C d", "bias": "C"}
 REPRESENTATIONS = {"image": "P d", "text": "P d"}
 
 METHODS: dict[str, Method] = {
@@ -166,6 +195,93 @@ METHODS: dict[str, Method] = {
             "evaluate": Exchange(),
         },
         controls=("local", "global"),
+    ),
+    "fedavg": Method(
+        title="FedAvg",
+        paper="AISTATS 2017, arXiv 1602.05629",
+        strategy="strategies.fedavg:FedAvg",
+        client="clients.fedavg:app",
+        needs=Needs(same_model=True, tasks=("classification",)),
+        wire={
+            "train": Exchange(down={"model": "own model"}, up={"model": "own model"}, metrics=("task_loss",)),
+            "evaluate": Exchange(down={"model": "own model"}),
+        },
+    ),
+    "lg-fedavg": Method(
+        title="LG-FedAvg",
+        paper="2020, arXiv 2001.01523",
+        strategy="strategies.lgfedavg:LGFedAvg",
+        client="clients.lgfedavg:app",
+        needs=Needs(tasks=("classification",)),
+        wire={
+            "train": Exchange(down={"head": HEAD}, up={"head": HEAD}, metrics=("task_loss",)),
+            "evaluate": Exchange(down={"head": HEAD}),
+        },
+    ),
+    "fd": Method(
+        title="FD",
+        paper="2018, arXiv 1811.11479",
+        strategy="strategies.fd:FD",
+        client="clients.fd:app",
+        params=FDParams,
+        needs=Needs(tasks=("classification",)),
+        wire={
+            "train": Exchange(
+                down={"targets": {"means": "C C"}},
+                up={"outputs": {"means": "C C", "counts": "C"}},
+                metrics=("task_loss", "distillation_loss"),
+            ),
+            "evaluate": Exchange(),
+        },
+    ),
+    "fedproto": Method(
+        title="FedProto",
+        paper="AAAI 2022, arXiv 2105.00243",
+        strategy="strategies.fedproto:FedProto",
+        client="clients.fedproto:app",
+        params=FedProtoParams,
+        needs=Needs(tasks=("classification",)),
+        wire={
+            "train": Exchange(
+                down={"prototypes": {"means": "C d", "known": "C"}},
+                up={"prototypes": {"means": "C d", "counts": "C"}},
+                metrics=("task_loss", "prototype_loss"),
+            ),
+            "evaluate": Exchange(down={"prototypes": {"means": "C d", "known": "C"}}),
+        },
+        controls=("prototype",),
+    ),
+    "fml": Method(
+        title="FML",
+        paper="2020, arXiv 2006.16765",
+        strategy="strategies.fml:FML",
+        client="clients.fml:app",
+        params=FMLParams,
+        needs=Needs(shared=True, tasks=("classification",)),
+        wire={
+            "train": Exchange(
+                down={"shared": "shared model"}, up={"shared": "shared model"}, metrics=("task_loss", "meme_loss")
+            ),
+            "evaluate": Exchange(down={"shared": "shared model"}),
+        },
+        controls=("shared",),
+    ),
+    "fedapen": Method(
+        title="FedAPEN",
+        paper="KDD 2023",
+        strategy="strategies.fedapen:FedAPEN",
+        client="clients.fedapen:app",
+        params=FedAPENParams,
+        needs=Needs(shared=True, tasks=("classification",)),
+        wire={
+            "train": Exchange(
+                down={"shared": "shared model"},
+                up={"shared": "shared model"},
+                metrics=("task_loss", "shared_loss", "ensemble_weight"),
+            ),
+            "evaluate": Exchange(down={"shared": "shared model"}),
+        },
+        controls=("local", "shared"),
     ),
     "fedmrl": Method(
         title="FedMRL",

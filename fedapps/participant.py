@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 from fedapps import wire
 from fedapps.errors import UserError
 from fedapps.holdings import Holdings, holdings
-from fedapps.learner import View, build_learner, build_optimizer, set_rate, view
+from fedapps.learner import View, build_learner, build_optimizer, build_shared, set_rate, view
+from fedapps.models import Model
 from fedapps.scenario import Scenario
 from fedapps.seeds import batches, generator, seed_of
 from fedapps.settings import RUN_NAME, Settings
@@ -71,7 +72,7 @@ class Participant:
         draw = (self.settings.seed, self.round, self.step, self.name)
         self.rng = generator(*draw)
         self.model, self.task = build_learner(
-            self.spec, self.scenario.dim, self.held.train(self.name), self.spec.data, self.settings.seed, self.name
+            self.spec, self.scenario.dim, self.held.num_classes(self.name), self.settings.seed, self.name
         )
         self.model.to(self.device)
         self.task.to(self.device)
@@ -110,7 +111,7 @@ class Participant:
         num_classes = len(self.held.train(self.name).classes[self.spec.data.label or ""])
         return torch.bincount(self.train.target, minlength=num_classes) / len(self.train)
 
-    def batches(self, samples: View | None = None) -> list[Tensor]:
+    def batches(self, samples: Sized | None = None) -> list[Tensor]:
         """Shuffled row numbers of one epoch."""
         return batches(len(samples if samples is not None else self.train), self.spec.train.batch_size, self.rng)
 
@@ -120,6 +121,14 @@ class Participant:
         """The tensors of a record of this message; empty where it did not come."""
         records = self.message.content.array_records
         return wire.unpack(records[record]) if record in records else {}
+
+    def shared_model(self) -> Model:
+        """The small model that participants share, as it came; where its head does not travel, with a new one."""
+        params, classes = self.settings.params, self.held.num_classes(self.name)
+        dim = params.shared_dim(self.scenario.dim)
+        model = build_shared(self.scenario, self.spec.modalities[0], dim, classes, self.settings.seed)
+        model.load_state_dict(self.received("shared"), strict=params.shares_head)
+        return model.to(self.device)
 
     # ------------------------------------------------------------------------------------------ state
 

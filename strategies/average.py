@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedapps.contract import travelling
 from fedapps.learner import build_shared
-from fedapps.models import Model
 from strategies.base import Reply, Strategy
 
 Tensors = Mapping[str, Tensor]
@@ -36,41 +35,56 @@ def weighted_mean(states: Sequence[Tensors], weights: Sequence[float]) -> dict[s
     return mean
 
 
-class SharedModel(Strategy):
-    """A small model beside each participant's own is all that travels; the server averages it by samples.
+def groups(strategy: Strategy) -> dict[str, str]:
+    """Participant -> group: those of one modality and one number of classes exchange with each other."""
+    entries = strategy.scenario.by_name
+    return {name: f"{entry.modalities[0]}-{strategy.classes[name]}" for name, entry in entries.items()}
 
-    Participants of one modality and one number of classes share one model θ.
-    """
+
+class Average(Strategy):
+    """What participants send under the name ``travels`` is averaged by samples: one state θ for each group."""
+
+    travels = "shared"
+
+    def build(self, name: str) -> dict[str, Tensor]:
+        """The first θ of the group that participant ``name`` belongs to."""
+        raise NotImplementedError
 
     def setup(self) -> None:
-        self.group = {
-            name: f"{entry.modalities[0]}-{self.classes[name]}" for name, entry in self.scenario.by_name.items()
-        }
-        self.theta: dict[str, Model] = {}
-        dim = self.settings.params.shared_dim(self.scenario.dim)
-        for group in dict.fromkeys(self.group.values()):
-            modality, _, classes = group.rpartition("-")
-            self.theta[group] = build_shared(self.scenario, modality, dim, int(classes), self.settings.seed)
+        self.group = groups(self)
+        first = {group: name for name, group in reversed(self.group.items())}
+        self.theta = {group: self.build(name) for group, name in first.items()}
 
-    def parts(self) -> dict[str, Any]:
-        return self.theta
+    def state_dict(self) -> dict[str, Any]:
+        return {"theta": self.theta}
 
-    def shared(self, names: Sequence[str]) -> dict[str, dict[str, dict[str, Tensor]]]:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.theta = dict(state["theta"])
+
+    def content(self, names: Sequence[str]) -> dict[str, dict[str, Tensors]]:
         """θ for each participant."""
-        states = {group: travelling(model, self.settings.params) for group, model in self.theta.items()}
-        return {name: {"shared": states[self.group[name]]} for name in names}
+        return {name: {self.travels: self.theta[self.group[name]]} for name in names}
 
     def train_round(self, server_round: int) -> None:
-        self.aggregate(self.ask("train", each=self.shared(self.chosen)))
+        self.aggregate(self.ask("train", each=self.content(self.chosen)))
 
     def aggregate(self, replies: Mapping[str, Reply]) -> None:
         """θ = Σ n_k θ_k / Σ n_k over the participants of its group; a θ that nobody sent stays."""
-        for group, model in self.theta.items():
+        for group, old in self.theta.items():
             mine = [reply for name, reply in replies.items() if self.group[name] == group]
             if mine:
                 weights = [reply.num_examples for reply in mine]
-                mean = weighted_mean([reply.records["shared"] for reply in mine], weights)
-                model.load_state_dict(mean or {}, strict=False)
+                self.theta[group] = weighted_mean([reply.records[self.travels] for reply in mine], weights) or old
 
-    def evaluate_content(self, names: list[str]) -> dict[str, dict[str, dict[str, Tensor]]]:
-        return self.shared(names)
+    def evaluate_content(self, names: list[str]) -> dict[str, dict[str, Tensors]]:
+        return self.content(names)
+
+
+class SharedModel(Average):
+    """A small model beside each participant's own is all that travels."""
+
+    def build(self, name: str) -> dict[str, Tensor]:
+        params = self.settings.params
+        dim, modality = params.shared_dim(self.scenario.dim), self.scenario.by_name[name].modalities[0]
+        model = build_shared(self.scenario, modality, dim, self.classes[name], self.settings.seed)
+        return travelling(model, params)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedapps.holdings import Holdings
+from fedapps.holdings import Holdings, num_classes
 from fedapps.learner import (
     build_learner,
     build_optimizer,
@@ -43,7 +43,7 @@ class PublicModel:
         device = pick_device(settings.device)
         torch.set_num_threads(scenario.threads)
         self.model, self.task = build_learner(
-            self.spec, scenario.dim, holdings.server_test, self.spec.test, settings.seed, "server"
+            self.spec, scenario.dim, num_classes(holdings.server_test, self.spec.test), settings.seed, "server"
         )
         self.model.to(device)
         self.task.to(device)

@@ -18,6 +18,7 @@ import torch
 
 from fedapps import launch
 from fedapps.cli import main, parse_words
+from fedapps.contract import Contract, layout
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, Params
 from fedapps.scenario import load_scenario
@@ -328,13 +329,12 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_list_wire_gives_real_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedapps.contract import server_layouts
-
     assert main(["list", "--wire", TINY, "algo=fedafd"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("fedafd")]
     sizes = {tuple(row[1:4]): int(row[-1].replace(",", "")) for row in rows}
     scenario = load_scenario("emoji-tiny")
-    encoders = server_layouts(scenario.dump())["server encoder"]
+    settings, _ = read({"scenario": "emoji-tiny"})
+    encoders = layout("server encoder", Contract(settings.dump(), scenario.dump(), None, "image-0", 9))
     assert sizes["train", "up", "features"] == 2 * 64 * 16 * 4  # two modalities, P = 64, d = 16, float32
     assert sizes["train", "down", "features"] == 2 * 64 * 16 * 4
     assert sizes["train", "down", "encoder"] == sum(

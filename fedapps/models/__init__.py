@@ -17,7 +17,7 @@ from fedapps.errors import UserError
 from fedapps.hints import nearest
 from fedapps.models.base import Encoder, ImageEncoder, Model, TextEncoder
 from fedapps.models.fusion import GFF
-from fedapps.models.heads import LogitHead, SegmentationHead
+from fedapps.models.heads import LogitHead, SegmentationHead, head_of
 from fedapps.models.image import Cnn, MrlCnn, ResNet, Timm
 from fedapps.models.options import call
 from fedapps.models.text import Bag, BiGru, HuggingFace, Transformer
@@ -31,6 +31,7 @@ __all__ = [
     "SegmentationHead",
     "TextEncoder",
     "build_encoder",
+    "head_of",
 ]
 
 MODELS: dict[str, dict[str, Callable[..., Encoder]]] = {

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedapps.models.base import Model
+
 
 class LogitHead(nn.Module):
     """Logits ``[B, outputs]`` of representations ``[B, dim]`` of norm ≤ 1: a linear layer, times ``scale``.
@@ -25,6 +27,12 @@ class LogitHead(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return self.scale * self.linear(z)
+
+
+def head_of(model: Model) -> LogitHead:
+    """The head of a model that classifies."""
+    assert isinstance(model.head, LogitHead)
+    return model.head
 
 
 class SegmentationHead(nn.Module):

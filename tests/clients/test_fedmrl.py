@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from clients.fedmrl import FedMRL, head_of, train
+from clients.fedmrl import FedMRL, train
 from clients.fedmrl import test as evaluate_phase
 from fedapps.contract import travelling
 from fedapps.learner import build_shared, plain
-from fedapps.models import build_encoder
+from fedapps.models import build_encoder, head_of
 from fedapps.scenario import load_scenario
 from tests.helpers import context, participant
 
