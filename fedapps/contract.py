@@ -92,7 +92,7 @@ def layout(spec: str, contract: Contract) -> Layout:
     """
     scenario = Scenario.parse(contract.scenario)
     party = scenario.by_name[contract.name]
-    match spec:
+    match spec.removeprefix(wire.LOW_RANK):
         case "server encoder" if scenario.server is not None:
             return layout_of(nn.ModuleDict(build_encoders(scenario.server, scenario.dim)).state_dict())
         case "shared model":

@@ -163,6 +163,13 @@ class FedAPENParams(Params):
     weight_learning_rate: float = Field(1e-3, gt=0, description="SGD step of the weight")
 
 
+class FedKDParams(Params):
+    """FedKD. Defaults are the paper's."""
+
+    t_start: float = Field(0.95, gt=0, le=1, description="energy that a matrix of the update keeps in the first round")
+    t_end: float = Field(0.98, gt=0, le=1, description="energy that it keeps in the last round")
+
+
 HEAD = {"weight": "C d", "bias": "C"}
 REPRESENTATIONS = {"image": "P d", "text": "P d"}
 
@@ -282,6 +289,23 @@ METHODS: dict[str, Method] = {
             "evaluate": Exchange(down={"shared": "shared model"}),
         },
         controls=("local", "shared"),
+    ),
+    "fedkd": Method(
+        title="FedKD",
+        paper="Nature Communications 2022, arXiv 2108.13323",
+        strategy="strategies.fedkd:FedKD",
+        client="clients.fedkd:app",
+        params=FedKDParams,
+        needs=Needs(shared=True, tasks=("classification",)),
+        wire={
+            "train": Exchange(
+                down={"shared": "shared model"},
+                up={"update": "low-rank shared model"},
+                metrics=("task_loss", "mentee_loss"),
+            ),
+            "evaluate": Exchange(down={"shared": "shared model"}),
+        },
+        controls=("shared",),
     ),
     "fedmrl": Method(
         title="FedMRL",

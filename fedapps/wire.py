@@ -20,11 +20,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedapps.low_rank import fold
 from fedapps.methods import Record
 
 ALL = "*"
 CONFIG, METRICS, EVALUATE, ERROR = "config", "metrics", "evaluate", "error"
 LAYOUT = "layout"
+LOW_RANK = "low-rank "  # such a record may hold a matrix as its three factors
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Layout: TypeAlias = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -126,6 +128,8 @@ def check_arrays(
             raise WireError(f"record '{record}' may not cross (allowed: {', '.join(allowed) or 'none'})")
         expected = _expected(allowed[record], sizes, known, modalities)
         layout = read_layout(content)
+        if str(allowed[record]).startswith(LOW_RANK):
+            layout = fold(layout, expected)
         for name, (dtype, shape) in layout.items():
             if name not in expected:
                 raise WireError(f"record '{record}' may not hold a tensor '{name}'")
