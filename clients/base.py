@@ -19,6 +19,18 @@ def task_loss(me: Participant, rows: Tensor, represent: Represent | None = None)
     return learner.task_loss(me.spec, me.model, me.task, me.train, rows, output)
 
 
+def local_epochs(me: Participant) -> dict[str, float]:
+    """``local-epochs`` of the task's loss on private data; its mean."""
+    means = Means()
+    me.model.train()
+    for _ in range(me.settings.local_epochs):
+        for rows in me.batches():
+            loss = task_loss(me, rows)
+            learner.step(loss, [me.optimizer], me.spec.train.clip)
+            means.add(task_loss=loss)
+    return means.result()
+
+
 def evaluate(
     me: Participant, represent: Represent | None = None, head: Callable[[Tensor], Tensor] | None = None
 ) -> dict[str, float]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.base import Means, evaluate, task_loss
-from fedapps.learner import set_rate, step
+from clients.base import evaluate, local_epochs
+from fedapps.learner import set_rate
 from fedapps.participant import Participant
 
 app = ClientApp()
@@ -21,14 +21,8 @@ def train(msg: Message, context: Context) -> Message:
     me = Participant(msg, context)
     me.model.load_state_dict(me.received("model"))
     set_rate(me.optimizer, me.spec.train, me.round, me.settings.num_server_rounds)
-    me.model.train()
-    means = Means()
-    for _ in range(me.settings.local_epochs):
-        for rows in me.batches():
-            loss = task_loss(me, rows)
-            step(loss, [me.optimizer], me.spec.train.clip)
-            means.add(task_loss=loss)
-    return me.reply({"model": me.model.state_dict()}, means.result())
+    metrics = local_epochs(me)
+    return me.reply({"model": me.model.state_dict()}, metrics)
 
 
 @app.evaluate()

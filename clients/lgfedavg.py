@@ -8,8 +8,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.base import Means, evaluate, task_loss
-from fedapps.learner import step
+from clients.base import evaluate, local_epochs
 from fedapps.models import head_of
 from fedapps.participant import Participant
 
@@ -23,15 +22,9 @@ def train(msg: Message, context: Context) -> Message:
     me.restore()
     head = head_of(me.model).linear
     head.load_state_dict(me.received("head"))
-    me.model.train()
-    means = Means()
-    for _ in range(me.settings.local_epochs):
-        for rows in me.batches():
-            loss = task_loss(me, rows)
-            step(loss, [me.optimizer], me.spec.train.clip)
-            means.add(task_loss=loss)
+    metrics = local_epochs(me)
     me.keep()
-    return me.reply({"head": head.state_dict()}, means.result(), evaluate=evaluate(me))
+    return me.reply({"head": head.state_dict()}, metrics, evaluate=evaluate(me))
 
 
 @app.evaluate()

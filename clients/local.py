@@ -5,8 +5,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.base import Means, evaluate, task_loss
-from fedapps.learner import step
+from clients.base import evaluate, local_epochs
 from fedapps.participant import Participant
 
 app = ClientApp()
@@ -17,15 +16,9 @@ def train(msg: Message, context: Context) -> Message:
     """``local-epochs`` of the task on private data, then the test."""
     me = Participant(msg, context)
     me.restore()
-    me.model.train()
-    means = Means()
-    for _ in range(me.settings.local_epochs):
-        for rows in me.batches():
-            loss = task_loss(me, rows)
-            step(loss, [me.optimizer], me.spec.train.clip)
-            means.add(task_loss=loss)
+    metrics = local_epochs(me)
     me.keep()
-    return me.reply(metrics=means.result(), evaluate=evaluate(me))
+    return me.reply(metrics=metrics, evaluate=evaluate(me))
 
 
 @app.evaluate()
