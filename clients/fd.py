@@ -46,7 +46,7 @@ def train(msg: Message, context: Context) -> Message:
             labels.append(y.cpu())
     me.keep()
     sent = class_means(torch.cat(outputs), torch.cat(labels), len(targets))
-    return me.reply({"outputs": sent}, means.result(), evaluate=evaluate(me))
+    return me.reply({"outputs": sent}, means.result(), evaluate=lambda: evaluate(me))
 
 
 @app.evaluate()
@@ -54,7 +54,7 @@ def test(msg: Message, context: Context) -> Message:
     """The test alone: inference needs nothing of the others."""
     me = Participant(msg, context)
     me.restore()
-    return me.reply(evaluate=evaluate(me))
+    return me.reply(evaluate=lambda: evaluate(me))
 
 
 def targets_of(me: Participant) -> Tensor:

@@ -42,7 +42,7 @@ def train(msg: Message, context: Context) -> Message:
     metrics = epochs(features)
     me.keep(**afd.parts())
     public = {m: representations(me.model, me.public, m, plain(me.model)) for m in me.spec.modalities}  # i_c, t_c
-    return me.reply({"features": public}, metrics, evaluate=afd.evaluate())
+    return me.reply({"features": public}, metrics, evaluate=afd.evaluate)
 
 
 @app.evaluate()
@@ -51,7 +51,7 @@ def test(msg: Message, context: Context) -> Message:
     me = Participant(msg, context)
     afd = FedAFD(me)
     trained = afd.restore()
-    return me.reply(evaluate=afd.evaluate() if trained else evaluate(me))  # before that there is nothing to fuse with
+    return me.reply(evaluate=afd.evaluate if trained else lambda: evaluate(me))  # first there is nothing to fuse with
 
 
 class FedAFD:

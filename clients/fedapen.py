@@ -45,14 +45,14 @@ def train(msg: Message, context: Context) -> Message:
             means.add(task_loss=L_p, shared_loss=L_s)
     me.keep(weight=apen.weight)
     metrics = means.result() | {"ensemble_weight": apen.weight.value.item()}
-    return me.reply({"shared": apen.shared.state_dict()}, metrics, evaluate=apen.evaluate())
+    return me.reply({"shared": apen.shared.state_dict()}, metrics, evaluate=apen.evaluate)
 
 
 @app.evaluate()
 def test(msg: Message, context: Context) -> Message:
     """The test of the ensemble with θ as it comes."""
     me = Participant(msg, context)
-    return me.reply(evaluate=FedAPEN(me).evaluate())
+    return me.reply(evaluate=FedAPEN(me).evaluate)
 
 
 class Weight(nn.Module):

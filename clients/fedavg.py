@@ -30,4 +30,4 @@ def test(msg: Message, context: Context) -> Message:
     """The test of the averaged model."""
     me = Participant(msg, context)
     me.model.load_state_dict(me.received("model"))
-    return me.reply(evaluate=evaluate(me))
+    return me.reply(evaluate=lambda: evaluate(me))

@@ -45,7 +45,7 @@ def train(msg: Message, context: Context) -> Message:
             means.add(task_loss=mentor_loss, mentee_loss=mentee_loss)
     me.keep(W=W)
     update = {name: tensor - before[name] for name, tensor in mentee.state_dict().items()}
-    return me.reply({"update": compress(update, energy(me))}, means.result(), evaluate=tests(me, mentee))
+    return me.reply({"update": compress(update, energy(me))}, means.result(), evaluate=lambda: tests(me, mentee))
 
 
 @app.evaluate()
@@ -53,7 +53,7 @@ def test(msg: Message, context: Context) -> Message:
     """The test of the mentor, and of θ as it comes."""
     me = Participant(msg, context)
     me.restore()
-    return me.reply(evaluate=tests(me, me.shared_model()))
+    return me.reply(evaluate=lambda: tests(me, me.shared_model()))
 
 
 def losses(me: Participant, mentee: Model, W: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:

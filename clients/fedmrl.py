@@ -7,6 +7,7 @@ F_ex, F_hd those of its own model ω_k (size d2), φ_k the projector P. θ trave
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from clients.base import Means, evaluate
 from fedapps.contract import travelling
-from fedapps.learner import Represent, View, build_optimizer, plain, set_rate, step
+from fedapps.learner import Represent, View, build_optimizer, plain, representations, set_rate, step
 from fedapps.methods import FedMRLParams
 from fedapps.models import head_of
 from fedapps.participant import Participant
@@ -40,14 +41,14 @@ def train(msg: Message, context: Context) -> Message:
             step(loss, [me.optimizer, mrl.optimizer, mrl.small_optimizer], me.spec.train.clip)
             means.add(task_loss=loss)
     me.keep(**mrl.parts())
-    return me.reply({"shared": travelling(mrl.small, mrl.params)}, means.result(), evaluate=mrl.evaluate())
+    return me.reply({"shared": travelling(mrl.small, mrl.params)}, means.result(), evaluate=mrl.evaluate)
 
 
 @app.evaluate()
 def test(msg: Message, context: Context) -> Message:
     """The test with θ as it comes."""
     me = Participant(msg, context)
-    return me.reply(evaluate=FedMRL(me).evaluate())
+    return me.reply(evaluate=FedMRL(me).evaluate)
 
 
 class FedMRL:
@@ -71,9 +72,9 @@ class FedMRL:
         """What stays with the participant, beside its model."""
         return {"projector": self.projector, "projector_optimizer": self.optimizer}
 
-    def fused(self, view: View, modality: Modality, rows: Tensor) -> Tensor:
+    def fused(self, view: View, modality: Modality, rows: Tensor, encode: Callable[[Any], Represent] = plain) -> Tensor:
         """R̃ = P([G_ex(x); F_ex(x)]) [B, d2], shared part first."""
-        both = [plain(model)(view, modality, rows) for model in (self.small, self.me.model)]
+        both = [encode(model)(view, modality, rows) for model in (self.small, self.me.model)]
         return self.projector(torch.cat(both, dim=1))
 
     def coarse(self, z: Tensor) -> Tensor:
@@ -95,15 +96,21 @@ class FedMRL:
 
         The single ones feed a head with raw representations, which it was never trained on.
         """
-        me = self.me
+        me, models = self.me, (self.small, self.me.model)
+        encoded = {model: representations(model, me.test, self.modality, plain(model)) for model in models}
+
+        def encode(model: Any) -> Represent:  # each test row is encoded once, whoever reads it
+            return lambda view, modality, rows: encoded[model][rows].to(me.device)
+
         self.small.eval()
-        metrics = evaluate(me, self.fused)
+        fused = partial(self.fused, encode=encode)
+        metrics = evaluate(me, fused)
         others: dict[str, tuple[Represent, Callable[[Tensor], Tensor]]] = {
-            "mix_small": (self.fused, self.coarse),
-            "single_large": (plain(me.model), head_of(me.model)),
+            "mix_small": (fused, self.coarse),
+            "single_large": (encode(me.model), head_of(me.model)),
         }
         if self.params.shares_head:
-            others["single_small"] = (plain(self.small), head_of(self.small))
+            others["single_small"] = (encode(self.small), head_of(self.small))
         for name, (represent, head) in others.items():
             metrics[f"{name}_accuracy"] = evaluate(me, represent, head)["accuracy"]
         return metrics

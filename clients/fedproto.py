@@ -47,7 +47,7 @@ def test(msg: Message, context: Context) -> Message:
     """The tests of the head and of the nearest global prototype."""
     me = Participant(msg, context)
     me.restore()
-    return me.reply(evaluate=FedProto(me).evaluate())
+    return me.reply(evaluate=FedProto(me).evaluate)
 
 
 class FedProto:

@@ -41,7 +41,7 @@ def train(msg: Message, context: Context) -> Message:
             step(L_k + L_g, [me.optimizer, meme_optimizer], me.spec.train.clip)
             means.add(task_loss=L_k, meme_loss=L_g)
     me.keep()
-    return me.reply({"shared": meme.state_dict()}, means.result(), evaluate=tests(me, meme))
+    return me.reply({"shared": meme.state_dict()}, means.result(), evaluate=lambda: tests(me, meme))
 
 
 @app.evaluate()
@@ -49,7 +49,7 @@ def test(msg: Message, context: Context) -> Message:
     """The test of the own model, and of θ as it comes."""
     me = Participant(msg, context)
     me.restore()
-    return me.reply(evaluate=tests(me, me.shared_model()))
+    return me.reply(evaluate=lambda: tests(me, me.shared_model()))
 
 
 def tests(me: Participant, meme) -> dict[str, float]:  # type: ignore[no-untyped-def]

@@ -65,7 +65,7 @@ class Contract:
         wire.check_metrics(records.get(wire.METRICS), exchange.metrics, ("num-examples", "seconds"))
         if wire.EVALUATE in records:
             tests = METRICS | {f"{control}_{name}" for control in entry.controls for name in METRICS}
-            wire.check_metrics(records[wire.EVALUATE], tests)
+            wire.check_metrics(records[wire.EVALUATE], tests, ("num-examples", "seconds"))
         return arrays
 
     def layouts(self, records: Mapping[str, Record]) -> dict[str, Layout]:

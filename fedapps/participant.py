@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -160,16 +160,18 @@ class Participant:
         self,
         records: Mapping[str, Mapping[str, Tensor]] | None = None,
         metrics: Mapping[str, float] | None = None,
-        evaluate: Mapping[str, float] | None = None,
+        evaluate: Callable[[], Mapping[str, float]] | None = None,
     ) -> Message:
-        """Tensors by record, metrics of the phase, and test metrics if the phase ends with an evaluation."""
+        """Tensors by record, metrics of the phase, and test metrics if it ends with a test and the round has one."""
         content: dict[str, Any] = {name: wire.pack(tensors) for name, tensors in (records or {}).items()}
         seconds = time.perf_counter() - self.started
         content[wire.METRICS] = MetricRecord(
             {**_floats(metrics or {}), "num-examples": len(self.train), "seconds": seconds}
         )
-        if evaluate is not None:
-            content[wire.EVALUATE] = MetricRecord({**_floats(evaluate), "num-examples": len(self.test)})
+        if evaluate is not None and self.settings.tests(self.round):
+            started = time.perf_counter()
+            test: dict[str, Any] = {**_floats(evaluate()), "num-examples": len(self.test)}
+            content[wire.EVALUATE] = MetricRecord({**test, "seconds": time.perf_counter() - started})
         return Message(RecordDict(content), reply_to=self.message)
 
 

@@ -33,6 +33,7 @@ class Settings(BaseModel):
     local_epochs: int = Field(1, ge=1, description="epochs on private data in a round")
     batch_size: int | None = Field(None, ge=1, description="of all participants; default: what the scenario says")
     learning_rate: float | None = Field(None, gt=0, description="of all participants; default: what the scenario says")
+    evaluate_every: int = Field(1, ge=1, description="rounds from one test to the next; the last round has one too")
     seed: int = Field(1, ge=0, lt=2**63, description="of every random draw, the partition of the data included")
     fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
     min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
@@ -47,6 +48,10 @@ class Settings(BaseModel):
         None, description="folder of hf: and path: data; on a node its own node config's data-path comes first"
     )
     params: Params = Params()
+
+    def tests(self, server_round: int) -> bool:
+        """Whether a round ends with a test."""
+        return server_round % self.evaluate_every == 0 or server_round == self.num_server_rounds
 
     def dump(self) -> str:
         """JSON that ``parse`` reads back: what travels to the clients."""

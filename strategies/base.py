@@ -44,6 +44,7 @@ class Reply:
     bytes_up: int
     test: dict[str, float] | None
     num_tested: int
+    test_seconds: float = 0.0
 
 
 class Strategy(FlowerStrategy):
@@ -153,7 +154,9 @@ class Strategy(FlowerStrategy):
         return done
 
     def evaluate_round(self) -> None:
-        """Evaluate every participant that the round has not evaluated yet, and the server."""
+        """Test every participant that the round has not tested yet, and the server."""
+        if not self.settings.tests(self.round):
+            return
         rest = [name for name in self.scenario.by_name if name not in self.evaluated and name not in self.failed]
         if rest:
             self.ask("evaluate", each=self.evaluate_content(rest), to=rest)
@@ -380,6 +383,7 @@ class Strategy(FlowerStrategy):
             metrics=metrics,
             bytes_up=wire.num_bytes(arrays.values()),
             num_tested=int(test.pop("num-examples")) if test else 0,
+            test_seconds=test.pop("seconds") if test else 0.0,
             test=test,
         )
 
@@ -400,12 +404,14 @@ class Strategy(FlowerStrategy):
                 log(WARNING, "round %d, %s: %s left out: %s", self.round, phase, name, reason)
                 self.run.row(self.round, phase, name, error=reason)
                 continue
-            traffic = {"bytes_up": reply.bytes_up, "bytes_down": sent[name], "seconds": round(reply.seconds, 3)}
+            values: dict[str, Any] = {"bytes_up": reply.bytes_up, "bytes_down": sent[name]}
             if phase != "evaluate":
-                self.run.row(self.round, phase, name, metrics=reply.metrics, num_examples=reply.num_examples, **traffic)
-                traffic = {}
+                values |= {"metrics": reply.metrics, "num_examples": reply.num_examples}
+                self.run.row(self.round, phase, name, **values, seconds=round(reply.seconds, 3))
+                values = {}
             if reply.test is not None:
-                self.run.row(self.round, "evaluate", name, metrics=reply.test, num_examples=reply.num_tested, **traffic)
+                values |= {"metrics": reply.test, "num_examples": reply.num_tested}
+                self.run.row(self.round, "evaluate", name, **values, seconds=round(reply.test_seconds, 3))
                 self.evaluated[name] = reply.test
         if phase != "evaluate":
             metrics = self.means({name: reply.metrics for name, reply in replies.items()})

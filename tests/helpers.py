@@ -41,6 +41,11 @@ def context(**node_config: Any) -> Context:
     return Context(1, 100, node_config or {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
 
 
+def scores(content: RecordDict) -> dict[str, Any]:
+    """What a reply says of the test, but for the time that it took."""
+    return {name: value for name, value in content.metric_records["evaluate"].items() if name != "seconds"}
+
+
 def participant(name: str, folder: Path, records: dict[str, Any] | None = None, **options: Any) -> Participant:
     """A participant of the tiny scenario with some packed records."""
     packed = {record: wire.pack(tensors) for record, tensors in (records or {}).items()}

@@ -5,7 +5,7 @@
 | ``emoji`` | 8,063 pictures of 1,520 concepts by six vendors, with captions, labels and masks (embedded) |
 | ``glosses`` | 10,000 dictionary definitions in 10 classes (embedded) |
 | ``hf:<id>``, ``hf:<id>:<configuration>`` | a data set of the Hugging Face hub |
-| ``path:<file or folder>`` | parquet, jsonl, json, csv, a folder of pictures, or what ``save_to_disk`` wrote |
+| ``path:<file or folder>`` | parquet, jsonl, json, csv, idx, a folder of pictures, or what ``save_to_disk`` wrote |
 """
 
 from __future__ import annotations

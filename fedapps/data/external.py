@@ -26,10 +26,17 @@ from datasets import data_files
 from fsspec.utils import glob_translate
 from PIL import Image
 
-from fedapps.data.samples import Column, Lazy, Samples
+from fedapps.data import idx
+from fedapps.data.samples import Column, Lazy, Samples, middle
 from fedapps.errors import UserError
 
-CANONICAL = ("image", "text", "label", "concept", "mask")
+CANONICAL = {  # canonical name -> what well-known data sets call it
+    "image": ("image", "img"),
+    "text": ("text", "caption", "sentence"),
+    "label": ("label", "fine_label"),
+    "concept": ("concept",),
+    "mask": ("mask",),
+}
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 TEST_SPLITS = ("test", "validation", "val")
@@ -37,13 +44,17 @@ TEST_SPLITS = ("test", "validation", "val")
 
 def load(name: str, split: str, data_path: str | None, columns: dict[str, str], size: int | None) -> Samples:
     """One split with canonical columns. Raises ``UserError`` naming what is missing and what would help."""
-    tables, folder = _tables(name, data_path)
+    where = _place(name, data_path)
+    folder = Path() if where is None else where.parent if where.is_file() else where
+    if where is not None and (where.is_dir() or idx.NAME.search(where.name)) and idx.files(folder):
+        return idx.load(folder, split, columns, size)
+    tables = _hub(name.partition(":")[2]) if where is None else _local(str(where))
     wanted = ("train",) if split == "train" else TEST_SPLITS
     found = next((key for key in wanted if key in tables), None)
     if found is None:
         here = ", ".join(tables)
         raise UserError(f"data: '{name}' has no {split} split, only {here}: name files or folders '{split}'")
-    mapping = columns or {key: key for key in CANONICAL if key in tables[found].column_names}
+    mapping = columns or _usual(tables[found].column_names)
     for key, source in mapping.items():
         if source not in tables[found].column_names:
             here = ", ".join(tables[found].column_names)
@@ -54,31 +65,34 @@ def load(name: str, split: str, data_path: str | None, columns: dict[str, str], 
     return _samples(name, tables, found, mapping, folder, size)
 
 
+def _usual(names: list[str]) -> dict[str, str]:
+    """The columns that can be told by their names, first match first."""
+    found = {key: [name for name in known if name in names] for key, known in CANONICAL.items()}
+    return {key: matches[0] for key, matches in found.items() if matches}
+
+
 # ---------------------------------------------------------------------------------------- tables
 
 
-def _tables(name: str, data_path: str | None) -> tuple[datasets.DatasetDict, Path]:
-    """All splits, and the folder that relative picture paths start from."""
+def _place(name: str, data_path: str | None) -> Path | None:
+    """Where a data set lies on this machine; ``None``: on the hub."""
     kind, _, rest = name.partition(":")
     last = rest.split(":")[0].split("/")[-1] if kind == "hf" else rest
     if not last.strip():
         raise UserError(f"data: '{name}' names no data set: write hf:<id> or path:<file or folder>")
     if kind == "path":
-        path = Path(data_path or ".", rest).expanduser()
+        path = Path(data_path or ".", rest).expanduser().absolute()
         if not path.exists():
-            raise UserError(
-                f"data: there is no {path.absolute()} for '{name}'; a node's `data-path` says where data lie"
-            )
-        return _local(str(path.absolute()))
-    if data_path is not None:
-        base = Path(data_path).expanduser()
-        path = base / last
-        if not path.exists():
-            if not _saved(base) and not any(file.suffix.lower() in BUILDERS for file in _files(base, "*")):
-                raise UserError(f"data: there is no folder {path.absolute()} (in data-path) for '{name}'")
-            path = base
-        return _local(str(path.absolute()))
-    return _hub(rest), Path()
+            raise UserError(f"data: there is no {path} for '{name}'; a node's `data-path` says where data lie")
+        return path
+    if data_path is None:
+        return None
+    base = Path(data_path).expanduser().absolute()
+    if (base / last).exists():
+        return base / last
+    if not _saved(base) and not idx.files(base) and not any(f.suffix.lower() in BUILDERS for f in _files(base, "*")):
+        raise UserError(f"data: there is no folder {base / last} (in data-path) for '{name}'")
+    return base
 
 
 @lru_cache(maxsize=4)
@@ -120,19 +134,17 @@ def _silent() -> Iterator[None]:
 
 @lru_cache(maxsize=4)
 @_silent()
-def _local(where: str) -> tuple[datasets.DatasetDict, Path]:
+def _local(where: str) -> datasets.DatasetDict:
     path = Path(where)
     try:
         if path.is_file():
             if path.suffix not in BUILDERS:
                 raise UserError(f"data: {path} is none of {', '.join(BUILDERS)}")
-            builder = datasets.load_dataset(BUILDERS[path.suffix], data_files={_split_of(path): str(path)})
-            return builder, path.parent
+            return datasets.load_dataset(BUILDERS[path.suffix], data_files={_split_of(path): str(path)})
         if _saved(path):
             stored = datasets.load_from_disk(str(path))
-            whole = stored if isinstance(stored, datasets.DatasetDict) else datasets.DatasetDict(train=stored)
-            return whole, path
-        return _folder(path), path
+            return stored if isinstance(stored, datasets.DatasetDict) else datasets.DatasetDict(train=stored)
+        return _folder(path)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"data: {path} cannot be read as a data set: {reason}") from error
@@ -267,11 +279,6 @@ def _decode(value: Any, folder: Path, size: int | None, key: str) -> np.ndarray:
         value = value.convert("RGB")
     elif value.mode not in ("L", "P"):
         value = value.convert("L")
-    if size is not None:
-        # Pixel labels have no values in between: no interpolation for masks.
-        filter_ = Image.Resampling.BILINEAR if key == "image" else Image.Resampling.NEAREST
-        scale = size / min(value.size)
-        width, height = (max(size, round(side * scale)) for side in value.size)
-        left, top = (width - size) // 2, (height - size) // 2
-        value = value.resize((width, height), filter_).crop((left, top, left + size, top + size))
-    return np.array(value)
+    # Pixel labels have no values in between: no interpolation for masks.
+    filter_ = Image.Resampling.BILINEAR if key == "image" else Image.Resampling.NEAREST
+    return np.array(value if size is None else middle(value, size, filter_))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from fedapps.errors import UserError
 from fedapps.hints import nearest
@@ -120,6 +121,14 @@ def gallery(samples: Samples, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     for row in rows.tolist():
         captions.setdefault((int(concept[row]), str(text[row])), row)
     return rows[first], np.array(list(captions.values()), dtype=np.int64)
+
+
+def middle(picture: Image.Image, size: int, resample: Image.Resampling) -> Image.Image:
+    """The short side brought to ``size`` pixels, the middle ``size`` × ``size`` cut out."""
+    scale = size / min(picture.size)
+    width, height = (max(size, round(side * scale)) for side in picture.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    return picture.resize((width, height), resample).crop((left, top, left + size, top + size))
 
 
 def digest(samples: Samples, columns: Sequence[str]) -> str:

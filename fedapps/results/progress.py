@@ -30,7 +30,7 @@ class Progress:
         spent, self.last = now - self.started, now
         left = spent / (server_round - self.first + 1) * (self.num_rounds - server_round)
         rows = [row for row in self.run.rows() if row["round"] == server_round and row["phase"] == "evaluate"]
-        shown = " · ".join(self._figures(rows))
+        shown = " · ".join(self._figures(rows)) or "no test"
         log(INFO, "[round %d/%d] %s · %.0f s, %.0f s to go", server_round, self.num_rounds, shown, spent, left)
 
     def _figures(self, rows: list[dict[str, Any]]) -> list[str]:

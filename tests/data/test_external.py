@@ -168,6 +168,21 @@ def test_pictures_of_other_sizes(emoji, tmp_path):
         load(name, "train")["image"][np.arange(2)]
 
 
+def test_usual_names_of_columns_need_no_mapping(emoji, tmp_path):
+    train = load(parquet(emoji, tmp_path / "cifar100"), "train")  # it has img and fine_label
+    assert torch.equal(train["image"][np.array([3])], emoji["image"][[3]])
+    assert train["label"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_grey_pictures_get_three_channels(tmp_path):
+    grey = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["0", "1"])})
+    rows = datasets.Dataset.from_dict({"image": [grey, grey], "label": [0, 1]}, features=features)
+    rows.to_parquet(tmp_path / "train.parquet")
+    pictures = load(f"path:{tmp_path}", "train")["image"][np.array([1])]
+    assert pictures.shape == (1, 3, 3, 4) and (pictures == torch.arange(12).reshape(3, 4)).all()
+
+
 def test_refusals(emoji, tmp_path):
     name = parquet(emoji, tmp_path / "flickr")
     (tmp_path / "empty").mkdir()
@@ -176,12 +191,13 @@ def test_refusals(emoji, tmp_path):
     datasets.Dataset.from_dict({"text": ["a"], "weight": [0.5]}).to_json(tmp_path / "train.jsonl")
     datasets.Dataset.from_dict({"label": [4, 4], "text": ["a", "b"]}).to_json(tmp_path / "same.jsonl")
     one = f"path:{tmp_path / 'train.jsonl'}"
+    datasets.Dataset.from_dict({"words": ["a"]}).to_json(tmp_path / "odd.jsonl")
     for call, message in (
         (lambda: load(f"path:{tmp_path}/nowhere", "train"), "data-path"),
         (lambda: load(f"path:{tmp_path}/empty", "train"), "holds neither"),
         (lambda: load(f"path:{tmp_path}/notes.txt", "train"), "is none of .parquet"),
         (lambda: load(f"path:{tmp_path}/broken.parquet", "train"), "cannot be read as a data set"),
-        (lambda: load(name, "train"), "say which is which, e.g. columns: {image: img}"),
+        (lambda: load(f"path:{tmp_path}/odd.jsonl", "train"), "say which is which, e.g. columns: {image: words}"),
         (
             lambda: load(name, "train", columns={"image": "picture"}),
             "no column 'picture' (wanted as 'image'); it has img",

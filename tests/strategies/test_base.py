@@ -216,6 +216,17 @@ def test_another_seed_gives_other_metrics(tiny: dict) -> None:
     assert metrics(one) != metrics(two)
 
 
+@pytest.mark.parametrize("algo", ["local", "fedafd"])
+def test_not_every_round_need_be_tested(algo: str, tiny: dict) -> None:
+    often = run({**tiny, "algo": algo, "num-server-rounds": 5, "run-name": "often"})
+    path = run({**tiny, "algo": algo, "num-server-rounds": 5, "evaluate-every": 2})
+    tests = {r for r, phase, who in metrics(path) if phase == "evaluate" and r > 0}
+    assert tests == {2, 4, 5}, "every second round and the last"
+    seldom = metrics(path)
+    assert all(seldom[key] == value for key, value in metrics(often).items() if key in seldom), "tests change nothing"
+    assert len(seldom) < len(metrics(often))
+
+
 def test_half_of_the_participants_train_and_all_are_tested(tiny: dict) -> None:
     path = run({**tiny, "algo": "fedafd", "fraction-train": 0.5, "num-server-rounds": 4})
     trained = [{p for r, phase, p in metrics(path) if r == n and phase == "train" and p != "mean"} for n in range(1, 5)]
@@ -259,7 +270,7 @@ def test_resuming_with_other_settings_is_refused(tiny: dict) -> None:
 def test_zero_examples_in_an_evaluation_are_fine(tiny: dict) -> None:
     def empty(message: Message, reply: Message) -> Message:
         if "text-0/evaluate" in reply.content:
-            reply.content["text-0/evaluate"] = MetricRecord({"num-examples": 0})
+            reply.content["text-0/evaluate"] = MetricRecord({"num-examples": 0, "seconds": 0.0})
         return reply
 
     path = run({**tiny, "algo": "local"}, tamper=on_train(empty))
