@@ -19,7 +19,8 @@ class Holdings:
     """The data of a scenario, cut for one seed. Everything is loaded on demand and kept.
 
     Public rows are drawn by a fixed seed, so that every run of a scenario has the same public data; private
-    rows are cut from what is left, entry by entry, so that no row is held twice.
+    rows are cut from what is left, entry by entry, so that no row is held twice. Entries with the same ``data``
+    are cut together: ten participants with five models share one partition into ten.
     """
 
     def __init__(self, scenario: Scenario, seed: int, data_path: str | None = None) -> None:
@@ -122,7 +123,7 @@ class Holdings:
             if earlier.name == entry.name:
                 break
             if self._source(earlier.data) == self._source(data):
-                for rows in self._cut(earlier):
+                for rows in self._parts(self._alike(earlier)):
                     held[rows] = True
         if "picture" in samples:  # the other captions of a picture are held with it
             pictures = np.asarray(samples["picture"])
@@ -137,17 +138,28 @@ class Holdings:
             return os.path.realpath(os.path.join(self.data_path or "", os.path.expanduser(rest)))
         return ":".join(data.name.split(":")[:2])
 
+    def _alike(self, entry: Participant) -> list[Participant]:
+        """The entries with the same ``data``: one partition is dealt out to all of them, in the order of the file."""
+        return [other for other in self.scenario.participants if other.data == entry.data]
+
     def _cut(self, entry: Participant) -> list[np.ndarray]:
         """The rows of each participant of an entry."""
-        if entry.name not in self._cuts:
-            self._cuts[entry.name] = self._partition(entry)
-        return self._cuts[entry.name]
+        alike = self._alike(entry)
+        start = sum(other.count for other in alike[: alike.index(entry)])
+        return self._parts(alike)[start : start + entry.count]
 
-    def _partition(self, entry: Participant) -> list[np.ndarray]:
+    def _parts(self, alike: list[Participant]) -> list[np.ndarray]:
+        """The rows of each participant of all entries with the same ``data``."""
+        first = alike[0].name
+        if first not in self._cuts:
+            self._cuts[first] = self._partition(alike[0], sum(entry.count for entry in alike))
+        return self._cuts[first]
+
+    def _partition(self, entry: Participant, num: int) -> list[np.ndarray]:
         data = entry.data
         samples = self._load(data, "train")
         if data.partition == "own":
-            return [_labelled(samples, data)] * entry.count
+            return [_labelled(samples, data)] * num
         rng = np.random.default_rng(seed_of(self.seed, entry.name))
         rows = _one_per(samples, data.one_per, rng, self._free(entry))
         groups = _by_picture(samples, rows)
@@ -156,7 +168,7 @@ class Holdings:
             parts = partition(
                 samples,
                 rows if groups is None else np.array(list(groups), dtype=np.int64),
-                entry.count,
+                num,
                 seed_of(self.seed, "partition", entry.name) % 2**32,
                 data.partition,
                 by=data.by or data.label,
@@ -172,9 +184,12 @@ class Holdings:
         if groups is None:
             return parts
         parts = [rng.permutation(np.concatenate([groups[first] for first in part]))[:size] for part in parts]
-        for name, part in zip(self.scenario.names(entry), parts, strict=True):
+        for number, part in enumerate(parts):
             if len(part) < max(smallest, size or 0):
-                raise UserError(f"participants: {name}: data: {len(part)} rows, fewer than size or min-size asks")
+                raise UserError(
+                    f"participants: {entry.name}: data: partition {number} has {len(part)} rows, fewer than size or "
+                    "min-size asks"
+                )
         return parts
 
 

@@ -41,7 +41,7 @@ class Data(_Part):
     columns: dict[str, str] = Field(default_factory=dict, description="canonical name -> name in the data set")
     image_size: int | None = Field(None, ge=8, description="side in pixels that pictures of hf:/path: are brought to")
     partition: Literal["iid", "dirichlet", "pathological", "natural", "shards", "whole", "own"] = Field(
-        "iid", description="own: all rows that the participant's node has"
+        "iid", description="over all participants with the same `data`; own: all rows that the participant's node has"
     )
     by: str | None = Field(None, description="column that the partition goes by; default: the label")
     alpha: float = Field(1.0, gt=0, description="concentration of the Dirichlet partition")

@@ -95,3 +95,19 @@ def test_own_data_are_taken_whole_on_every_node(tmp_path: Path) -> None:
     scenario = Scenario.model_validate({"name": "own", "participants": [{**entry, "data": data}]})
     assert len(Holdings(scenario, 1, str(tmp_path / "a")).train("text-0")) == 7
     assert len(Holdings(scenario, 1, str(tmp_path / "b")).train("text-1")) == 12
+
+
+def test_entries_with_the_same_data_share_one_partition() -> None:
+    """Two participants of each of five models are no five partitions into two: all classes and rows are dealt out."""
+    scenario = load_scenario("mrl-quick")
+    data = Holdings(scenario, 0)
+    held = [data.train(name) for name in scenario.by_name]
+    own = [set(np.unique(rows["group"]).tolist()) for rows in held]
+    assert all(len(classes) == 2 for classes in own)
+    assert set.union(*own) >= set(range(9)), "participant k has class k, whatever entry it belongs to"
+    values = json.loads(scenario.dump())
+    for entry in values["participants"]:
+        entry["data"] = {"name": "emoji", "label": "group"}
+    whole = Scenario.parse(json.dumps(values))
+    sizes = [len(Holdings(whole, 0).train(name)) for name in whole.by_name]
+    assert max(sizes) - min(sizes) <= 1 and sum(sizes) == len(load("emoji", "train"))
