@@ -14,9 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
+from fedapps.code_hash import code_hash
 from fedapps.errors import UserError
 from fedapps.scenario import Scenario, reason
 from fedapps.settings import AUTO, Settings
@@ -48,6 +49,7 @@ class _About(BaseModel):
     settings: dict[str, Any]
     scenario: dict[str, Any]
     versions: dict[str, str]
+    code_hash: str | None = Field(None, alias="code-hash")  # None: of several versions, or from before there was one
 
 
 class _Row(BaseModel):
@@ -236,6 +238,7 @@ class RunFolder:
             "versions": {
                 name: version(name) for name in ("fedapps", "flwr", "torch", "torchvision", "transformers", "numpy")
             },
+            "code-hash": code_hash(),
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         }
@@ -244,6 +247,8 @@ class RunFolder:
                 self.about = read_about(self.path)
                 self.about |= {"settings": settings.flat(), "status": "running", "reason": None}
                 self.about |= {"ended": None, "resumed": now()}
+                if self.about.get("code-hash") != code_hash():
+                    self.about["code-hash"] = None
             else:
                 self.path.mkdir(parents=True)
                 self.about = about

@@ -47,8 +47,8 @@ class Record:
 
     @cached_property
     def rounds(self) -> list[int]:
-        """Rounds with an evaluation, the warm-up (round 0) left out."""
-        return sorted({row["round"] for row in self.rows if row["phase"] == "evaluate" and row["round"] > 0})
+        """Rounds that are done, tested or not; the warm-up (round 0) left out."""
+        return sorted({row["round"] for row in self.rows if row["phase"] in ("evaluate", "round") and row["round"] > 0})
 
     def evaluations(self, party: str) -> dict[int, Row]:
         """The test metrics of a participant or the server by round."""

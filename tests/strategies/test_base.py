@@ -225,6 +225,8 @@ def test_not_every_round_need_be_tested(algo: str, tiny: dict) -> None:
     seldom = metrics(path)
     assert all(seldom[key] == value for key, value in metrics(often).items() if key in seldom), "tests change nothing"
     assert len(seldom) < len(metrics(often))
+    whole, part = (json.loads((run_folder / "summary.json").read_text()) for run_folder in (often, path))
+    assert whole["rounds"] == part["rounds"] == 5 and whole["bytes"] == part["bytes"], "a round is one, tested or not"
 
 
 def test_half_of_the_participants_train_and_all_are_tested(tiny: dict) -> None:
