@@ -10,14 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
+from rich.console import Console
 
 from fedapps.cli import main
+from fedapps.code_hash import code_hash
 from fedapps.errors import UserError
+from fedapps.results import folder
 from fedapps.results.folder import RunFolder
 from fedapps.settings import read
-from simulations import compare
-from simulations.compare import Cell, Plan, Report, gather, parse_algos, read_plan
+from simulations.compare import cells
+from simulations.compare.picture import draw
+from simulations.compare.plan import Cell, Plan, parse_algos, read_plan
+from simulations.compare.report import Report, gather
 from simulations.in_process import run
 from tests.results.conftest import ACCURACY, SERVER, rows, write_run
 
@@ -45,16 +49,16 @@ def test_algos_with_commas_in_brackets() -> None:
 
 def test_cells_and_their_folders(tmp_path: Path) -> None:
     plan = read_plan(["algos=local,fedmrl[fedmrl.variant=mrl-e]", "seeds=3,1", "scenario=mrl-tiny", "run-name=x"])
-    folder = tmp_path / "runs" / "compare-mrl-tiny-x"
+    runs = tmp_path / "runs" / "compare-mrl-tiny-x"
     assert [cell.folder for cell in plan.cells] == [
-        folder / name for name in ("local-3", "fedmrl-variant-mrl-e-3", "local-1", "fedmrl-variant-mrl-e-1")
+        runs / name for name in ("local-3", "fedmrl-variant-mrl-e-3", "local-1", "fedmrl-variant-mrl-e-1")
     ]
     assert plan.cells[1].config == {
         "scenario": "mrl-tiny",
         "algo": "fedmrl",
         "fedmrl.variant": "mrl-e",
         "seed": 3,
-        "results-dir": str(folder),
+        "results-dir": str(runs),
         "run-name": "fedmrl-variant-mrl-e-3",
     }
 
@@ -97,7 +101,6 @@ def test_a_line_for_each_method_that_cannot_run(capsys: pytest.CaptureFixture[st
     assert main(["compare", algos, *TINY, "seeds=1,2"][:-1]) == 2
     starts = [
         "error: nope: algo: there is no method 'nope'",
-        "error: fedafd: FedAFD cannot run scenario mrl-tiny: it needs `public` data",
         "error: fedmrl[fedmrl.d2=1]: unknown key 'fedmrl.d2' (did you mean 'fedmrl.d1'?)",
         "error: fedmrl[fedmrl.d1=0]: fedmrl.d1: must be greater than or equal to 1",
         "error: local[fedmrl.d1=3]: fedmrl.d1: is a key of fedmrl, and algo is local",
@@ -108,69 +111,114 @@ def test_a_line_for_each_method_that_cannot_run(capsys: pytest.CaptureFixture[st
     assert not Path("runs").exists()
 
 
+def test_nothing_starts_where_the_scenario_suits_no_method(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "algos=fedavg,fedafd", *TINY]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: fedavg: FedAvg cannot run scenario mrl-tiny: it averages whole models")
+    assert second.startswith("error: fedafd: FedAFD cannot run scenario mrl-tiny: it needs `public` data")
+    assert not Path("runs").exists()
+
+
+def test_a_wrong_value_of_a_method_that_the_scenario_does_not_suit_still_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["compare", "algos=local,fedafd[fedafd.beta=-1]", *TINY]) == 2
+    assert capsys.readouterr().err.startswith("error: fedafd[fedafd.beta=-1]: fedafd.beta: must be greater")
+
+
 # ------------------------------------------------------------------------------------------------ cells
 
 
 def test_a_cell_counts_as_finished_with_the_same_settings_only() -> None:
     (cell,) = read_plan(["algos=local", *TINY, "run-name=x"]).cells
-    assert not compare.finished(cell)
-    folder = RunFolder(*read(cell.config))
-    assert not compare.finished(cell)
-    folder.end("it broke")
-    assert not compare.finished(cell)
-    folder.end()
-    assert compare.finished(cell)
-    assert not compare.finished(replace(cell, config={**cell.config, "num-server-rounds": 2}))  # it goes on
+    assert not cells.finished(cell)
+    made = RunFolder(*read(cell.config))
+    assert not cells.finished(cell)
+    made.end("it broke")
+    assert not cells.finished(cell)
+    made.end()
+    assert cells.finished(cell)
+    assert not cells.finished(replace(cell, config={**cell.config, "num-server-rounds": 2}))  # it goes on
     with pytest.raises(UserError, match=r"local-1: resume: learning-rate was None .*; or choose another run-name"):
-        compare.finished(replace(cell, config={**cell.config, "learning-rate": 0.5}))
-    folder.about["settings"]["num-server-rounds"] = 7
-    folder.end()
+        cells.finished(replace(cell, config={**cell.config, "learning-rate": 0.5}))
+    made.about["settings"]["num-server-rounds"] = 7
+    made.end()
     with pytest.raises(UserError, match="num-server-rounds was 7 in that run and is 1 now"):
-        compare.finished(cell)
+        cells.finished(cell)
 
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
     refused = pytest.raises(UserError, match="another comparison is at work there")
-    with compare.alone(tmp_path), refused, compare.alone(tmp_path):
+    with cells.lock(tmp_path), refused, cells.lock(tmp_path):
         pass
-    with compare.alone(tmp_path):
+    with cells.lock(tmp_path):
         pass
 
 
-def test_a_failed_cell_is_named_and_the_others_are_shown(
+def test_what_cannot_run_or_fails_is_named_and_the_others_are_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["algos=local,fedmrl", *TINY]
-    local, fedmrl = read_plan(words).cells
-    run(dict(local.config))
-    started = []
-
-    def start(cell: Cell, *_: int) -> subprocess.Popen[bytes]:
-        started.append(cell.name)
-        with compare.log_of(cell).open("wb") as log:
-            return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no luck')"], stderr=log)
-
-    monkeypatch.setattr(compare, "start", start)
-    assert main(["compare", *words, "--out", "here"]) == 1
-    assert started == [fedmrl.name]
-    assert "fedmrl, seed 1: failed: no luck" in capsys.readouterr().out
+    monkeypatch.setattr(cells, "start", _in_vain)
+    plan = read_plan(["algos=local,fedmrl", *TINY])
+    run(dict(plan.cells[0].config))
+    words = ["algos=fedavg,local", *TINY, "--out", "here"]
+    assert main(["compare", *words]) == 0
+    words[0] += ",fedmrl"
+    assert main(["compare", *words]) == 1
+    told = capsys.readouterr().out
+    assert "1 cells, 1 of them finished before\n" in told and "2 cells, 1 of them finished before\n" in told
+    assert "fedmrl, seed 1: failed: no luck" in told
     assert {file.name for file in Path("here").iterdir()} == {"compare.md", "compare.csv", "compare.png"}
-    told = Path("here", "compare.md").read_text()
-    assert "- fedmrl, seed 1: failed: no luck" in told
-    assert "| fedmrl | - | - |" in told
+    lines = Path("here", "compare.md").read_text().splitlines()
+    assert "- fedmrl, seed 1: failed: no luck" in lines
+    refused = "FedAvg cannot run scenario mrl-tiny: it averages whole models"
+    assert any(line.startswith(f"- fedavg: not run: {refused}") for line in lines)
+    assert all(_cells(lines, label) == {"-"} for label in ("fedavg", "fedmrl"))
+    fedavg, local, fedmrl = csv.DictReader(Path("here", "compare.csv").read_text().splitlines())
+    assert fedavg["failed"].startswith(refused) and fedavg["finished seeds"] == ""
+    assert local["failed"] == "" and fedmrl["failed"] == "seed 1: no luck"
+
+
+def _in_vain(cell: Cell, *_: int) -> subprocess.Popen[bytes]:
+    assert cell.label == "fedmrl"  # local is finished
+    with cells.log_of(cell).open("wb") as log:
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit('no luck')"], stderr=log)
+
+
+def _cells(lines: list[str], label: str) -> set[str]:
+    """What stands in a method's rows of Markdown tables."""
+    rows = [[text.strip() for text in line.split("|")] for line in lines if line.startswith("|")]
+    return {text for row in rows if row[1] == label for text in row[2:-1]}
+
+
+def test_cells_of_other_code_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["algos=local", "scenario=mrl-tiny", "num-server-rounds=1", "seeds=1,2,3"]
+    now, old, resumed = read_plan(words).cells
+    run(dict(now.config))
+    with monkeypatch.context() as older:
+        older.setattr(folder, "code_hash", lambda: "older")
+        run(dict(old.config))
+        RunFolder(*read(resumed.config))
+    run({**resumed.config, "resume": True})
+    found = [json.loads((cell.folder / "run.json").read_text()).pop("code-hash") for cell in (now, old, resumed)]
+    assert found == [code_hash(), "older", None]
+    assert main(["compare", *words]) == 0
+    told = capsys.readouterr().out
+    assert "3 cells, 3 of them finished before; not made by the present code alone: local (seed 2, 3)\n" in told
+    assert "Cells of 3 versions of the code; not made by the present one alone: local (seed 2, 3)." in told
 
 
 @pytest.mark.slow
 def test_a_real_comparison_reuses_resumes_and_starts_cells(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["algos=local,fedmrl", *TINY[:2], "seeds=1,2"]
-    cells = {cell.name: cell for cell in read_plan(words).cells}
+    plan = {cell.folder.name: cell for cell in read_plan(words).cells}
     for name in ("local-1", "local-2", "fedmrl-2"):
-        run(dict(cells[name].config))
-    about = cells["local-2"].folder / "run.json"
+        run(dict(plan[name].config))
+    about = plan["local-2"].folder / "run.json"
     about.write_text(about.read_text().replace('"finished"', '"running"'))  # as if killed before its last word
-    done = [cells[name].folder / "run.json" for name in ("local-1", "fedmrl-2")]
+    done = [plan[name].folder / "run.json" for name in ("local-1", "fedmrl-2")]
     before = [file.read_bytes() for file in done]
-    cells["fedmrl-1"].folder.mkdir()  # as if killed before its first
+    plan["fedmrl-1"].folder.mkdir()  # as if killed before its first
     assert main(["compare", *words]) == 0
     told = capsys.readouterr().out
     assert "4 cells, 2 of them finished before" in told
@@ -199,7 +247,7 @@ def report(tmp_path: Path) -> Report:
 
 def test_table_by_hand(report: Report) -> None:
     def row(label: str) -> dict[str, str]:
-        return {column: report.shown(label, column) for column in report.columns}
+        return {column: report.shown(column, rows[label]) for (_, column), rows in report.values.items()}
 
     assert row("local") == {
         "mean accuracy": "26.7 (1/2)",  # 20, 60, 0
@@ -232,11 +280,15 @@ def test_table_by_hand(report: Report) -> None:
 
 
 def test_files(report: Report, tmp_path: Path) -> None:
-    files = compare.write(report, "fedapps compare algos=local,fedafd", tmp_path)
-    assert [file.name for file in files] == ["compare.md", "compare.csv", "compare.png"]
+    files = report.write(tmp_path, "fedapps compare algos=local,fedafd")
+    assert [file.name for file in files] == ["compare.md", "compare.csv"]
     told = files[0].read_text().splitlines()
     assert told[2] == "`fedapps compare algos=local,fedafd`"
-    assert "| fedafd | 50.0 ± 4.7 | 50.0 ± 7.1 | 50.0 ± 0.0 | 6.0 ± 0.0 | +25.0 (1/2) | 66.7 (1/2) |" in told
+    assert [line for line in told if line.startswith("## ")] == ["## Final metrics", "## accuracy by kind", "## Costs"]
+    assert [" ".join(line.split()) for line in told if line.startswith("| fedafd")][:2] == [
+        "| fedafd | 50.0 ± 4.7 | 6.0 ± 0.0 | +25.0 (1/2) | 66.7 (1/2) |",
+        "| fedafd | 50.0 ± 7.1 | 50.0 ± 0.0 |",
+    ]
     assert "- fedafd, seed 1: left out of a phase: text-0 (1)" in told
     assert "- local, seed 2: failed: it | broke" in told
     assert "- Versions: flwr 1.42.0." in told
@@ -245,16 +297,29 @@ def test_files(report: Report, tmp_path: Path) -> None:
     assert local["finished seeds"] == "1" and fedafd["finished seeds"] == "1 2"
     assert float(fedafd["image accuracy mean"]) == 50 and float(fedafd["image accuracy sd"]) == pytest.approx(50**0.5)
     assert local["image accuracy sd"] == "" and local["rounds to 30 mean"] == ""
-    assert imread(files[2]).std() > 0.05
+
+
+def test_tables_fit_a_screen(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
+    """At 100 characters no number is broken, and a long label is folded."""
+    label = "fedafd[fedafd.sed-temperature=0.25,fedafd.baa=false]"
+    algos = {**report.plan.algos, **{f"m{i}": {"algo": "fedafd"} for i in range(7)}, label: {"algo": "fedafd"}}
+    Report(replace(report.plan, algos=algos), report.results, {}).show(Console(width=100))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100 and not any("…" in line for line in lines)
+    assert any(line.split() == ["fedafd", "50.0", "±", "7.1", "50.0", "±", "0.0"] for line in lines)
+    assert any(line.startswith("  fedafd ") and "7.70 kB" in line and "30.00 ± 0.00" in line for line in lines)
 
 
 def test_bars_and_curves(report: Report) -> None:
-    figure = compare.draw(report)
-    accuracy, server = figure.axes[:2]
-    assert [label.get_text() for label in accuracy.get_xticklabels()] == ["mean", "image", "text"]
-    assert [label.get_text() for label in server.get_xticklabels()] == ["server"]
-    bars = [[round(bar.get_height(), 1) for bar in bars] for bars in accuracy.containers if hasattr(bars, "patches")]
-    assert bars == [[26.7, 40.0, 0.0], [50.0, 50.0, 50.0]]
-    local, fedafd = figure.axes[2].lines
+    figure = draw(report)
+    *above, accuracy, server = figure.axes
+    titles = ["mean accuracy (%)", "image accuracy (%)", "text accuracy (%)", "server r1_sum (%)"]
+    assert [axis.get_title() for axis in above] == titles
+    assert [label.get_text() for label in above[0].get_yticklabels()] == ["local", "fedafd"]
+    bars = [[round(bar.get_width(), 1) for bar in axis.patches] for axis in above]
+    assert bars == [[26.7, 50.0], [40.0, 50.0], [0.0, 50.0], [4.0, 6.0]]
+    assert [text.get_text().strip() for text in above[0].texts] == ["26.7", "50.0"]
+    local, fedafd = accuracy.lines
     assert [round(float(y), 1) for y in local.get_ydata()] == [20.0, 21.7, 26.7]
     assert [round(float(y), 1) for y in fedafd.get_ydata()] == [26.7, 36.7, 53.3]  # seed 1 has no third round for all
+    assert [float(y) for y in server.lines[1].get_ydata()] == [9.0, 2.0, 6.0, 6.0]

@@ -1,0 +1,239 @@
+"""What came out of a comparison: its numbers, and the tables, ``compare.md`` and ``compare.csv`` that show them."""
+
+from __future__ import annotations
+
+import csv
+import platform
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedapps.results.folder import now
+from fedapps.results.record import MEAN, SERVER, Record, read_record
+from fedapps.results.summary import summarise
+from fedapps.results.table import size
+from simulations.compare.cells import at_once, of_other_code
+from simulations.compare.plan import Cell, Plan
+
+Figure = tuple[str, str, float | None]
+"""Table, column, and what one cell has in it."""
+
+FINAL, COSTS = "Final metrics", "Costs"
+HINTS = {  # part of a column's name -> what it means
+    "own mix": "Own mix: accuracy with the classes weighed as in a participant's own training data.",
+    "Δ%": "Δ%: relative change of the primary metric, mean over participants.",
+    "rounds to": "Target: of the mean primary metric of all participants; '-': not reached.",
+    "bytes": "Bytes: of all participants together.",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished cell."""
+
+    record: Record
+    summary: dict[str, Any]  # with Δ% where the Local cell of its seed is finished too
+
+    @cached_property
+    def parties(self) -> dict[str, Any]:
+        """What the summary says of each participant and of the server, if it has a task."""
+        server = self.summary["server"]
+        return self.summary["participants"] | ({SERVER: server} if server else {})
+
+    @cached_property
+    def groups(self) -> dict[str, dict[str, list[str]]]:
+        """Primary metric -> kind -> members; first stand all participants together, if they are of several kinds."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for name, party in self.parties.items():
+            found.setdefault(party["metric"], {}).setdefault(party["kind"], []).append(name)
+        for metric, kinds in found.items():
+            several = [names for kind, names in kinds.items() if kind != SERVER]
+            found[metric] = ({MEAN: list(chain(*several))} if len(several) > 1 else {}) | kinds
+        return found
+
+    def final(self, name: str, metric: str) -> float | None:
+        """A metric in the last evaluation of a participant or the server."""
+        final = self.parties[name]["final"]
+        return final and final["metrics"].get(metric)
+
+    def mean(self, names: Iterable[str], metric: str) -> float | None:
+        """The mean of a final metric over those that have it."""
+        found = [value for name in names if (value := self.final(name, metric)) is not None]
+        return fmean(found) if found else None
+
+    def curve(self, names: Iterable[str]) -> dict[int, float]:
+        """The mean primary metric by round; rounds that somebody missed are left out."""
+        curves = [curve for name in names if (curve := self.record.curve(name, self.parties[name]["metric"]))]
+        rounds = set.intersection(*map(set, curves)) if curves else set()
+        return {r: fmean(curve[r] for curve in curves) for r in sorted(rounds)}
+
+
+def gather(plan: Plan, failed: Container[Cell]) -> dict[Cell, Result]:
+    """What finished cells have recorded."""
+    done = [cell for cell in plan.cells if cell not in failed]
+    local = {cell.seed: cell.folder for cell in done if cell.label == plan.local}
+    base = {cell: local.get(cell.seed) for cell in done if cell.label != plan.local}
+    return {cell: Result(read_record(cell.folder), summarise(cell.folder, base.get(cell))) for cell in done}
+
+
+# ------------------------------------------------------------------------------------- the numbers of a cell
+
+
+def finals(result: Result) -> Iterator[Figure]:
+    """Means of the primary metric, and of accuracy on the participants' own class mixes where there is one."""
+    for primary, groups in result.groups.items():
+        for metric, name in ((primary, primary), ("accuracy_own_mix", "own mix")):
+            for group, members in groups.items():
+                value = result.mean(members, metric)
+                single = MEAN in groups and group not in (MEAN, SERVER)
+                if metric == primary or value is not None:
+                    yield f"{name} by kind" if single else FINAL, f"{group} {name}", value
+
+
+def against(plan: Plan, result: Result, rival: Result | None) -> Iterator[Figure]:
+    """How a run stands to those of Local and of the rival with the same seed."""
+    if plan.local is not None:
+        yield FINAL, f"Δ% to {plan.local}", result.summary.get("delta_percent", {}).get("final")
+    if plan.rival is not None:
+        names = result.summary["participants"] if rival not in (None, result) else ()
+        pairs = [[run.final(name, run.parties[name]["metric"]) for run in (result, rival) if run] for name in names]
+        higher = [100.0 * (mine > other) for mine, other in pairs if mine is not None and other is not None]
+        yield FINAL, f"% better than {plan.rival}", fmean(higher) if higher else None
+
+
+def costs(result: Result, target: float | None) -> Iterator[Figure]:
+    """What a run has taken: until the mean primary metric was at the target, and in a round on average."""
+    if target is not None:
+        curve = result.curve(result.summary["participants"])
+        reached = next((r for r, value in curve.items() if r > 0 and value >= target), None)
+        rows = [row for row in result.record.rows if row["round"] <= (reached or 0)]
+        num_bytes = sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in rows)
+        seconds = sum(row["seconds"] for row in rows if row["phase"] == "round")
+        for what, spent in (("rounds", reached), ("bytes", num_bytes), ("seconds", seconds)):
+            yield COSTS, f"{what} to {target:g}", spent if reached else None
+    for way, num_bytes in result.summary["bytes"]["per_round"].items():
+        yield COSTS, f"bytes {way} a round", num_bytes
+    yield COSTS, "seconds a round", result.summary["seconds"]["per_round"]
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+@dataclass(frozen=True)
+class Report:
+    """All numbers of a comparison, and how they are shown."""
+
+    plan: Plan
+    results: Mapping[Cell, Result]
+    failed: Mapping[Cell, str]
+
+    @cached_property
+    def values(self) -> dict[tuple[str, str], dict[str, list[float]]]:
+        """(table, column) -> label -> the values of the seeds that have one."""
+        found: dict[tuple[str, str], dict[str, list[float]]] = {}
+        plan, rivals = self.plan, {c.seed: r for c, r in self.results.items() if c.label == self.plan.rival}
+        for cell, result in self.results.items():
+            figures = (finals(result), against(plan, result, rivals.get(cell.seed)), costs(result, plan.target))
+            for table, column, value in chain(*figures):
+                rows = found.setdefault((table, column), {label: [] for label in plan.algos})
+                rows[cell.label] += [] if value is None else [value]
+        return found
+
+    def shown(self, column: str, values: Sequence[float]) -> str:
+        """Mean ± sd over seeds; with a count where some seeds have no value."""
+        if not values:
+            return "-"
+        sign, digits = "+" if column.startswith("Δ") else "", 2 if column.startswith("seconds") else 1
+        text = f"{fmean(values):{sign}.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+        text = size(fmean(values)) if column.startswith("bytes") else text
+        return text if len(values) == len(self.plan.seeds) else f"{text} ({len(values)}/{len(self.plan.seeds)})"
+
+    def tables(self, look: box.Box, across: int, gap: str) -> Iterator[tuple[str, Table]]:
+        """Titles and tables, each of ``across`` columns at most; ``gap`` follows the first word of their heads."""
+        for title in dict.fromkeys(title for title, _ in self.values):
+            columns = [(column, rows) for (of, column), rows in self.values.items() if of == title]
+            for start in range(0, len(columns), across):
+                table = Table("", box=look)
+                for column, _ in columns[start : start + across]:
+                    table.add_column(Text(column.replace(" ", gap, 1)), justify="right")
+                for label in self.plan.algos:
+                    texts = (self.shown(column, rows[label]) for column, rows in columns[start : start + across])
+                    table.add_row(Text(label, overflow="fold"), *texts)
+                yield title, table
+
+    def notes(self) -> list[str]:
+        """How to read the tables, and what is missing from them."""
+        seeds, columns = ", ".join(map(str, self.plan.seeds)), " ".join(column for _, column in self.values)
+        found = [
+            f"Mean ± sd (n−1) over seeds {seeds}, after the last round, in percent; each participant counts alike."
+        ]
+        found += ["(1/3): one of three seeds has a value, and it alone is shown."]
+        found += [hint for part, hint in HINTS.items() if part in columns]
+        abouts = {cell: result.record.about for cell, result in self.results.items()}
+        if others := of_other_code(abouts):
+            versions = len({about.get("code-hash") for about in abouts.values()})
+            several = f"Cells of {versions} version{'s' * (versions > 1)} of the code"
+            found.append(f"{several}; not made by the present one alone: {others}.")
+        found += [f"{label}: not run: {reason}" for label, reason in self.plan.refused.items()]
+        for cell, result in self.results.items():
+            if missed := ", ".join(f"{name} ({count})" for name, count in result.summary["failures"].items()):
+                found.append(f"{cell}: left out of a phase: {missed}")
+        return found + [f"{cell}: failed: {reason}" for cell, reason in self.failed.items()]
+
+    def show(self, console: Console) -> None:
+        """Print tables and notes."""
+        for title, table in self.tables(box.SIMPLE_HEAD, across=6, gap="\n"):
+            console.print(title, table, sep="\n")
+        console.print(*self.notes(), sep="\n", markup=False, highlight=False)
+
+    def write(self, folder: Path, command: str) -> list[Path]:
+        """Write ``compare.md``, with all that is needed to make the numbers again, and ``compare.csv``."""
+        files = [folder / "compare.md", folder / "compare.csv"]
+        with files[0].open("w", encoding="utf-8") as out, files[1].open("w", newline="", encoding="utf-8") as lines:
+            print(f"# {', '.join(self.plan.algos)}\n\n`{command}`", file=out)
+            for title, table in self.tables(box.MARKDOWN, across=1000, gap=" "):
+                with (console := Console(width=10_000)).capture() as held:
+                    console.print(table)
+                print(f"\n## {title}\n\n{held.get().strip()}", file=out)
+            print("", *(f"- {line}" for line in self.notes() + self.circumstances()), sep="\n", file=out)
+            csv.writer(lines).writerows(self.lines())
+        return files
+
+    def circumstances(self) -> list[str]:
+        """Where, when and with what the cells ran."""
+        runs = [result.record.about for result in self.results.values()]
+        versions = {", ".join(f"{name} {number}" for name, number in about["versions"].items()) for about in runs}
+        cells = min(at_once(self.plan.threads), len(self.plan.cells))
+        return [
+            f"Run on {at_once(1)} CPUs ({cpu_model()}), {cells} cells at once; threads of each: {self.plan.threads}.",
+            f"{platform.platform()}, Python {platform.python_version()}; {now()}.",
+            *(f"Versions: {text}." for text in sorted(versions)),
+        ]
+
+    def lines(self) -> Iterator[list[Any]]:
+        """The lines of the CSV file: of each method mean and sd of each column; empty where there is no value."""
+        heads = [f"{column} {what}" for _, column in self.values for what in ("mean", "sd")]
+        yield ["algo", "finished seeds", *heads, "failed"]
+        for label in self.plan.algos:
+            mine = [rows[label] for rows in self.values.values()]
+            pairs = [(fmean(v) if v else "", stdev(v) if len(v) > 1 else "") for v in mine]
+            seeds = " ".join(str(cell.seed) for cell in self.results if cell.label == label)
+            failed = [f"seed {cell.seed}: {reason}" for cell, reason in self.failed.items() if cell.label == label]
+            yield [label, seeds, *chain(*pairs), self.plan.refused.get(label, "; ".join(failed))]
+
+
+def cpu_model() -> str:
+    """``AMD EPYC 7763 64-Core Processor``."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*:\s*(.+)$", file.read_text(), re.MULTILINE) if file.is_file() else None
+    return found[1] if found else platform.processor() or platform.machine()
