@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -111,3 +112,29 @@ def test_entries_with_the_same_data_share_one_partition() -> None:
     whole = Scenario.parse(json.dumps(values))
     sizes = [len(Holdings(whole, 0).train(name)) for name in whole.by_name]
     assert max(sizes) - min(sizes) <= 1 and sum(sizes) == len(load("emoji", "train"))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "classes", "own"), [("cifar10", "label", 10, 2), ("cifar100", "fine_label", 100, 10)]
+)
+def test_the_published_settings_of_fedmrl_find_their_data(
+    name: str, column: str, classes: int, own: int, tmp_path: Path
+) -> None:
+    """On rows as CIFAR comes from the hub, kept in ``data-path``: every participant has its number of classes."""
+    rows = 20 * classes if classes == 100 else 1000
+    pixels = np.random.default_rng(0).integers(0, 256, (rows, 32, 32, 3), dtype=np.uint8)
+    table = datasets.Dataset.from_dict(
+        {"img": [Image.fromarray(one) for one in pixels], column: [row % classes for row in range(rows)]},
+        features=datasets.Features({"img": datasets.Image(), column: datasets.Value("int64")}),
+    )
+    (tmp_path / name).mkdir()
+    for split in ("train", "test"):
+        table.to_parquet(tmp_path / name / f"{split}.parquet")
+    for participants in (10, 50, 100):
+        scenario = load_scenario(f"mrl-paper-{name}-{participants}")
+        assert len(scenario.by_name) == participants
+        data = Holdings(scenario, 1, str(tmp_path))
+        held = [data.train(party) for party in scenario.by_name]
+        assert all(len(np.unique(samples["label"])) == own for samples in held)
+        assert data.num_classes("cnn5-0") == classes and len(data.test("cnn1-0")) == rows
+        assert held[0]["image"][[0]].shape == (1, 3, 32, 32)
