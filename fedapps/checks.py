@@ -33,8 +33,7 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
             f"min-participants: {settings.min_participants} asked, scenario {scenario.name} has "
             f"{len(scenario.by_name)} participants"
         )
-    if (size := settings.params.shared_dim(scenario.dim)) > scenario.dim:
-        yield f"{settings.algo}.d1: {size} is more than the scenario's dim {scenario.dim}, of which it is a part"
+    yield from (f"{settings.algo}.{line}" for line in settings.params.problems(scenario))
     if settings.device == "cuda" and not torch.cuda.is_available():
         yield "device: cuda asked, but torch sees no GPU here; take device=auto or device=cpu"
     found = list(_server_problems(scenario, holdings))
@@ -50,8 +49,8 @@ def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
     entry = method(algo)
     needs, server = entry.needs, scenario.server
     where = f"{entry.title} cannot run scenario {scenario.name}"
-    if needs.public and (scenario.public is None or server is None):
-        yield f"{where}: it needs `public` data and a `server` task on it"
+    if needs.public and (scenario.public is None or (needs.server_modalities and server is None)):
+        yield f"{where}: it needs `public` data{' and a `server` task on it' if needs.server_modalities else ''}"
         return
     if server is not None and needs.server_modalities and set(server.modalities) != set(needs.server_modalities):
         yield f"{where}: its server must have modality {'-'.join(needs.server_modalities)}, not {server.modality}"

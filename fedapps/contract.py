@@ -41,8 +41,9 @@ class Contract:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """``P`` public samples, ``d`` dimensions, ``C`` classes."""
-        return sizes(self.scenario, self.data_path) | {"C": self.classes}
+        """``P`` public samples, ``d`` dimensions, ``C`` classes, and the method's own symbols."""
+        found = sizes(self.scenario, self.data_path) | {"C": self.classes}
+        return found | Settings.parse(self.settings).params.sizes(found.get("P", 0))
 
     def down(self, phase: str, records: Mapping[str, Any]) -> None:
         """Raise ``WireError`` if the participant may not be sent these records."""
@@ -85,7 +86,7 @@ def sizes(scenario: str, data_path: str | None = None) -> dict[str, int]:
 
 @lru_cache(maxsize=256)
 def layout(spec: str, contract: Contract) -> Layout:
-    """The layout of a state dict by name.
+    """The layout of a state dict, or of another record that symbols do not tell, by name.
 
     ``server encoder``: the encoders of the server's model; ``shared model``: the small one that participants of one
     modality and label set share, as far as it travels; ``own model``: the participant's own, encoder and head.
@@ -100,9 +101,24 @@ def layout(spec: str, contract: Contract) -> Layout:
             dim = params.shared_dim(scenario.dim)
             model = build_shared(scenario, party.modalities[0], dim, contract.classes, 0)
             return layout_of(travelling(model, params))
+        case "public rows":  # their numbers
+            return {"rows": ("int64", (contract.sizes["K"],))}
+        case "representations":  # of the public rows that they name
+            return {"rows": ("int64", (contract.sizes["K"],)), "z": ("float32", _shape(contract, "K d"))}
+        case "others":  # representations of M others, or of fewer
+            return {str(m): ("float32", _shape(contract, "K d")) for m in range(contract.sizes["M"])}
+        case "tuples":  # of M others, or of fewer, for each of K / B steps
+            B, K, d = (contract.sizes[symbol] for symbol in "BKd")
+            tuples = {m: K // B * B**m for m in range(1, contract.sizes["M"] + 1)}
+            shapes = {f"S-{m}": (n, d) for m, n in tuples.items()} | {f"log-alpha-{m}": (n,) for m, n in tuples.items()}
+            return {name: ("float32", shape) for name, shape in shapes.items()}
         case "own model":
             return layout_of(build_learner(party, scenario.dim, contract.classes, 0)[0].state_dict())
     raise WireError(f"scenario {scenario.name} has no {spec}")
+
+
+def _shape(contract: Contract, symbols: str) -> tuple[int, ...]:
+    return tuple(contract.sizes[symbol] for symbol in symbols.split())
 
 
 def travelling(model: Model, params: Params) -> dict[str, Tensor]:

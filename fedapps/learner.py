@@ -72,6 +72,11 @@ def build_optimizer(train: Train, parameters: Any) -> torch.optim.Optimizer:
             return torch.optim.SGD(parameters, lr=rate, momentum=train.momentum, weight_decay=decay)
 
 
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that learn; those of a frozen backbone do not."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
 def set_rate(optimizer: torch.optim.Optimizer, train: Train, server_round: int, num_rounds: int) -> None:
     """Set the learning rate of a round: cosine over the rounds, and a tenth from each milestone on."""
     rate = train.learning_rate * 0.1 ** sum(server_round >= m for m in train.milestones)

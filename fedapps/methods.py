@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedapps.errors import UserError
 from fedapps.hints import nearest
+
+if TYPE_CHECKING:
+    from fedapps.scenario import Scenario
 
 Record = Mapping[str, str] | str
 """One record on the wire: tensor names with their shapes in symbols, e.g. ``{"image": "P d"}``, or the name
@@ -49,6 +52,14 @@ class Params(BaseModel):
         """Representation size of the shared model, where ``dim`` is that of the scenario."""
         return dim
 
+    def sizes(self, public: int) -> dict[str, int]:
+        """The method's own symbols in shapes, for so many public samples."""
+        return {}
+
+    def problems(self, scenario: Scenario) -> Iterator[str]:
+        """What does not fit the scenario, each a line that starts with the key's name."""
+        yield from ()
+
     @property
     def shares_head(self) -> bool:
         """Whether the shared model travels with its head."""
@@ -59,8 +70,8 @@ class Params(BaseModel):
 class Needs:
     """What a scenario must have for a method to run on it."""
 
-    public: bool = False  # public data and a server task on it
-    server_modalities: tuple[str, ...] = ()
+    public: bool = False  # public data
+    server_modalities: tuple[str, ...] = ()  # of the server's task on them; empty: it needs none
     server_tasks: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  # of participants; empty: any
     same_model: bool = False  # all participants of a modality have one and the same model
@@ -131,6 +142,10 @@ class FedMRLParams(Params):
     def shared_dim(self, dim: int) -> int:
         return self.d1
 
+    def problems(self, scenario: Scenario) -> Iterator[str]:
+        if self.d1 > scenario.dim:
+            yield f"d1: {self.d1} is more than the scenario's dim {scenario.dim}, of which it is a part"
+
     @property
     def shares_head(self) -> bool:
         return self.variant == "mrl"
@@ -163,6 +178,68 @@ class FedAPENParams(Params):
     weight_learning_rate: float = Field(1e-3, gt=0, description="SGD step of the weight")
 
 
+class FedMuscleParams(Params):
+    """FedMuscle. Temperatures are the paper's; it does not name its epochs and learning rates."""
+
+    loss: Literal["muscle", "pairwise", "gramian"] = Field(
+        "muscle", description="what a batch of representations is held against others with; the last two are rivals"
+    )
+    num_sampled: int = Field(3, ge=1, description="M: others that a participant is held against")
+    epochs: int = Field(1, ge=1, description="T: contrastive epochs on public data in a round")
+    batch_size: int = Field(32, ge=2, description="B: public samples in a contrastive step")
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW step of the contrastive phase")
+    tau: float = Field(0.2, gt=0, description="τ^(N): temperature of a participant against others")
+    tau_prev: float = Field(0.15, gt=0, description="τ^(N-1): temperature among the others; below tau")
+    sync: Literal["epoch", "batch"] = Field(
+        "epoch", description="one exchange an epoch, so that others' representations are of its start; or one a batch"
+    )
+    wire: Literal["matrices", "grad", "tuples"] = Field(
+        "matrices",
+        description="what comes down: the others' representations, the loss's gradient (needs sync=batch), or the "
+        "paper's message of a row for each of B^M tuples",
+    )
+    views: bool = Field(False, description="each participant sees its own random view of a public sample")
+    learn_tau: bool = Field(False, description="learn τ^(N), each participant its own (beyond the paper)")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FedMuscleParams:
+        if self.tau_prev >= self.tau:
+            raise ValueError(f"tau-prev: must be below tau, which is {self.tau}, not {self.tau_prev}")
+        if self.wire == "grad" and self.sync != "batch":
+            raise ValueError("wire: grad is the gradient of one step; it needs sync=batch")
+        if self.wire == "tuples" and self.loss != "muscle":
+            raise ValueError(f"wire: tuples is a message of the muscle loss, not of {self.loss}")
+        if self.wire == "tuples" and self.batch_size**self.num_sampled > 2**20:
+            raise ValueError(
+                f"wire: {self.batch_size}^{self.num_sampled} tuples are too many, 2^20 is the most; take wire=matrices"
+            )
+        if self.learn_tau and (self.wire != "matrices" or self.loss == "gramian"):
+            raise ValueError("learn-tau: needs wire=matrices, and loss=muscle or pairwise")
+        return self
+
+    def sizes(self, public: int) -> dict[str, int]:
+        """``B`` samples in a step, ``K`` in an exchange (whole steps only), ``M`` others."""
+        batch = min(self.batch_size, public)
+        return {"B": batch, "K": batch if self.sync == "batch" else public // batch * batch, "M": self.num_sampled}
+
+    def problems(self, scenario: Scenario) -> Iterator[str]:
+        if self.num_sampled > (others := len(scenario.by_name) - 1):
+            yield f"num-sampled: {self.num_sampled} asked, a participant of {scenario.name} has {others} others"
+
+
+class SimCLRParams(Params):
+    """SimCLR on public data, as FedMuscle's contrastive phase without the others."""
+
+    epochs: int = Field(1, ge=1, description="T: contrastive epochs on public data in a round")
+    batch_size: int = Field(32, ge=2, description="B: public samples in a contrastive step")
+    learning_rate: float = Field(1e-3, gt=0, description="AdamW step of the contrastive phase")
+    tau: float = Field(0.2, gt=0, description="temperature")
+
+    def sizes(self, public: int) -> dict[str, int]:
+        """``B`` samples in a step."""
+        return {"B": min(self.batch_size, public)}
+
+
 class FedKDParams(Params):
     """FedKD. Defaults are the paper's."""
 
@@ -172,6 +249,14 @@ class FedKDParams(Params):
 
 HEAD = {"weight": "C d", "bias": "C"}
 REPRESENTATIONS = {"image": "P d", "text": "P d"}
+
+ALIGNMENT: dict[str, Record] = {
+    "rows": "public rows",
+    "others": "others",
+    "gradient": {"z": "K d", "loss": "", "others": ""},
+    "tuples": "tuples",
+}
+"""What a contrastive step needs: which public samples, and one of three messages on the others."""
 
 METHODS: dict[str, Method] = {
     "local": Method(
@@ -319,6 +404,33 @@ METHODS: dict[str, Method] = {
             "evaluate": Exchange(down={"shared": "shared model"}),
         },
         controls=("mix_small", "single_small", "single_large"),
+    ),
+    "fedmuscle": Method(
+        title="FedMuscle",
+        paper="ICLR 2026, arXiv 2602.01626",
+        strategy="strategies.fedmuscle:FedMuscle",
+        client="clients.fedmuscle:app",
+        params=FedMuscleParams,
+        needs=Needs(public=True, tasks=("classification", "multilabel", "segmentation")),
+        wire={
+            "represent": Exchange(down={"next": "public rows"}, up={"public": "representations"}),
+            "align": Exchange(
+                down={"next": "public rows", **ALIGNMENT},
+                up={"public": "representations"},
+                metrics=("contrastive_loss", "tc_bound"),
+            ),
+            "train": Exchange(down=ALIGNMENT, metrics=("task_loss", "contrastive_loss", "tc_bound")),
+            "evaluate": Exchange(),
+        },
+    ),
+    "simclr": Method(
+        title="SimCLR",
+        paper="ICML 2020, arXiv 2002.05709: no exchange, two views of public data",
+        strategy="strategies.simclr:SimCLR",
+        client="clients.simclr:app",
+        params=SimCLRParams,
+        needs=Needs(public=True, tasks=("classification", "multilabel", "segmentation")),
+        wire={"train": Exchange(metrics=("task_loss", "contrastive_loss")), "evaluate": Exchange()},
     ),
 }
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedapps import wire
 from fedapps.errors import UserError
 from fedapps.holdings import Holdings, holdings
-from fedapps.learner import View, build_learner, build_optimizer, build_shared, set_rate, view
+from fedapps.learner import View, build_learner, build_optimizer, build_shared, set_rate, trainable, view
 from fedapps.models import Model
 from fedapps.scenario import Scenario
 from fedapps.seeds import batches, generator, seed_of
@@ -76,7 +76,7 @@ class Participant:
         )
         self.model.to(self.device)
         self.task.to(self.device)
-        self.optimizer = build_optimizer(self.spec.train, [*self.model.parameters(), *self.task.parameters()])
+        self.optimizer = build_optimizer(self.spec.train, [*trainable(self.model), *self.task.parameters()])
         torch.manual_seed(seed_of(*draw))
 
     # ------------------------------------------------------------------------------------------ data

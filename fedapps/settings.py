@@ -149,8 +149,9 @@ def _checked(model: type[Any], values: dict[str, Any], prefix: str, origin: Mapp
         return model.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        key = f"{prefix}{first['loc'][0]}"
-        raise UserError(f"{origin.get(key, '')}{key}: {reason(first, [])}") from error
+        told = reason(first, [])  # where several keys do not go together, it names the one to change
+        key, _, told = (str(first["loc"][0]), "", told) if first["loc"] else told.partition(": ")
+        raise UserError(f"{origin.get(f'{prefix}{key}', '')}{prefix}{key}: {told}") from error
 
 
 def _retrained(scenario: Scenario, override: dict[str, Any]) -> Scenario:

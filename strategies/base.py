@@ -288,7 +288,6 @@ class Strategy(FlowerStrategy):
                     failures[name] = str(error)
         replies = {name: replies[name] for name in asked if name in replies}  # not in the order of arrival
         self.record(phase, asked, replies, failures, sent, time.monotonic() - started)
-        self.failed |= set(failures)
         if phase != "evaluate" and len(replies) < min(self.settings.min_participants, len(asked)):
             why = "; ".join(f"{name}: {failures[name]}" for name in asked if name in failures)
             raise RunFailed(
@@ -400,9 +399,8 @@ class Strategy(FlowerStrategy):
         for name in asked:
             reply = replies.get(name)
             if reply is None:
-                reason = failures.setdefault(name, f"no reply within {self.settings.round_timeout:.0f} s")
-                log(WARNING, "round %d, %s: %s left out: %s", self.round, phase, name, reason)
-                self.run.row(self.round, phase, name, error=reason)
+                late = f"no reply within {self.settings.round_timeout:.0f} s"
+                self.leave_out(phase, name, failures.setdefault(name, late))
                 continue
             values: dict[str, Any] = {"bytes_up": reply.bytes_up, "bytes_down": sent[name]}
             if phase != "evaluate":
@@ -416,6 +414,12 @@ class Strategy(FlowerStrategy):
         if phase != "evaluate":
             metrics = self.means({name: reply.metrics for name, reply in replies.items()})
             self.run.row(self.round, phase, "mean", metrics=metrics, seconds=round(seconds, 3))
+
+    def leave_out(self, phase: str, name: str, reason: str) -> None:
+        """Go on without a participant until the next round."""
+        log(WARNING, "round %d, %s: %s left out: %s", self.round, phase, name, reason)
+        self.run.row(self.round, phase, name, error=reason)
+        self.failed.add(name)
 
     def means(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Plain means over the participants of a kind, as ``<kind>/<metric>``."""

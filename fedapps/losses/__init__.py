@@ -1,6 +1,7 @@
 """Losses of the published methods, each a plain function or module."""
 
 from fedapps.losses.adversarial import Discriminator, discriminator_loss, generator_loss
+from fedapps.losses.alignment import alignment, alignment_and_grad
 from fedapps.losses.cka import centred_gram, cka, linear_cka
 from fedapps.losses.contrastive import gramian, nt_xent, pairwise
 from fedapps.losses.distill import kd_loss, sed_aggregate, sed_weights
@@ -11,6 +12,8 @@ from fedapps.losses.pcme import PCMELoss
 __all__ = [
     "Discriminator",
     "PCMELoss",
+    "alignment",
+    "alignment_and_grad",
     "centred_gram",
     "cka",
     "discriminator_loss",
