@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -40,8 +41,9 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
     yield from found
     if found:  # participants hold what public data leave: theirs would be the same problem again
         return
-    for entry in scenario.participants if private else []:
-        yield from participant_problems(scenario, holdings, scenario.names(entry)[0])
+    entries = scenario.participants if private else []
+    lines = (participant_problems(scenario, holdings, scenario.names(entry)[0]) for entry in entries)
+    yield from dict.fromkeys(chain(*lines))  # entries with the same data have the same problem with them
 
 
 def unmet(algo: str, scenario: Scenario) -> Iterator[str]:

@@ -177,7 +177,9 @@ class Report:
         found = [
             f"Mean ± sd (n−1) over seeds {seeds}, after the last round, in percent; each participant counts alike."
         ]
-        found += ["(1/3): one of three seeds has a value, and it alone is shown."]
+        rows = chain(*(rows.values() for rows in self.values.values()))
+        if any(0 < len(values) < len(self.plan.seeds) for values in rows):
+            found.append("(1/3): one of three seeds has a value, and it alone is shown.")
         found += [hint for part, hint in HINTS.items() if part in columns]
         abouts = {cell: result.record.about for cell, result in self.results.items()}
         if others := of_other_code(abouts):
