@@ -39,6 +39,20 @@ def evaluate(
     return learner.score(me.spec, me.model, me.task, me.test, represent, head, **known)
 
 
+def probabilities(me: Participant, logits: Tensor) -> Tensor:
+    """[B, C] of classes, or of each label where a sample has several."""
+    return logits.sigmoid() if me.spec.task.name == "multilabel" else logits.softmax(dim=1)
+
+
+@torch.no_grad()
+def public_probabilities(me: Participant) -> Tensor:
+    """What the model makes of all public samples as they are [P, C], on the CPU; leaves it in eval mode."""
+    me.model.eval()
+    chunks = torch.arange(len(me.public)).split(256)
+    logits = [learner.forward(me.spec, me.model, me.public, rows, plain(me.model)).cpu() for rows in chunks]
+    return probabilities(me, torch.cat(logits))
+
+
 def class_means(rows: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
     """Means [C, k] by class of ``rows`` [N, k] with classes ``y`` [N], and counts [C]; 0 for an absent class."""
     counts = torch.bincount(y, minlength=classes).double()

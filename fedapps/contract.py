@@ -112,6 +112,9 @@ def layout(spec: str, contract: Contract) -> Layout:
             tuples = {m: K // B * B**m for m in range(1, contract.sizes["M"] + 1)}
             shapes = {f"S-{m}": (n, d) for m, n in tuples.items()} | {f"log-alpha-{m}": (n,) for m, n in tuples.items()}
             return {name: ("float32", shape) for name, shape in shapes.items()}
+        case "pseudo-labels":  # of all public samples, for tasks whose labels are of whole samples
+            symbols = {"classification": "P", "multilabel": "P C"}.get(party.task.name)
+            return {} if symbols is None else {"labels": ("int64", _shape(contract, symbols))}
         case "own model":
             return layout_of(build_learner(party, scenario.dim, contract.classes, 0)[0].state_dict())
     raise WireError(f"scenario {scenario.name} has no {spec}")

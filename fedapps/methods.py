@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -240,6 +241,37 @@ class SimCLRParams(Params):
         return {"B": min(self.batch_size, public)}
 
 
+class CoFEDParams(Params):
+    """CoFED. Defaults are those of the released code."""
+
+    margin: float = Field(
+        0.3, ge=0, lt=1, description="a pseudo-label's probability exceeds the second's by more than this"
+    )
+    threshold: float = Field(
+        0.3, ge=0, lt=1, description="α: a sample is of a class if more than this share of the class's owners say so"
+    )
+
+
+class FedHeNNParams(Params):
+    """FedHeNN. The default of eta is that of the released code, which takes 1000 samples."""
+
+    eta: float = Field(0.01, ge=0, description="η_0: the weight of 1 - CKA in round t is η_0 √t")
+    samples: int = Field(64, ge=3, description="l: public samples of a round's Gram matrices, all in each step")
+
+    def sizes(self, public: int) -> dict[str, int]:
+        """``K`` samples in an exchange, the paper's l."""
+        return {"K": min(self.samples, public)}
+
+
+class SAGEParams(Params):
+    """SAGE. Defaults are the paper's."""
+
+    confidence: float = Field(0.95, ge=0, le=1, description="probability from which a teacher counts")
+    kappa: float = Field(
+        math.log(2) / 0.05, ge=0, description="κ: λ = exp(-κδ) halves with each ln 2 / κ of difference in confidence"
+    )
+
+
 class FedKDParams(Params):
     """FedKD. Defaults are the paper's."""
 
@@ -257,6 +289,9 @@ ALIGNMENT: dict[str, Record] = {
     "tuples": "tuples",
 }
 """What a contrastive step needs: which public samples, and one of three messages on the others."""
+
+ALONE = Exchange(metrics=("task_loss",))
+"""Training of participants whose labels nobody else has: nothing crosses."""
 
 METHODS: dict[str, Method] = {
     "local": Method(
@@ -431,6 +466,56 @@ METHODS: dict[str, Method] = {
         params=SimCLRParams,
         needs=Needs(public=True, tasks=("classification", "multilabel", "segmentation")),
         wire={"train": Exchange(metrics=("task_loss", "contrastive_loss")), "evaluate": Exchange()},
+    ),
+    "cofed": Method(
+        title="CoFED",
+        paper="2022, arXiv 2202.08603",
+        strategy="strategies.cofed:CoFED",
+        client="clients.cofed:app",
+        params=CoFEDParams,
+        needs=Needs(public=True, tasks=("classification", "multilabel", "segmentation")),
+        wire={
+            "alone": ALONE,
+            "train": Exchange(
+                down={"targets": "pseudo-labels"},
+                up={"votes": "pseudo-labels", "owned": {"classes": "C"}},
+                metrics=("task_loss", "pseudo_loss", "pseudo_labelled"),
+            ),
+            "evaluate": Exchange(),
+        },
+    ),
+    "fedhenn": Method(
+        title="FedHeNN",
+        paper="ICML 2022, arXiv 2202.07757",
+        strategy="strategies.fedhenn:FedHeNN",
+        client="clients.fedhenn:app",
+        params=FedHeNNParams,
+        needs=Needs(public=True, tasks=("classification", "multilabel", "segmentation")),
+        wire={
+            "train": Exchange(
+                down={"rows": "public rows", "target": {"K": "K K"}, "next": "public rows"},
+                up={"gram": {"K": "K K"}},
+                metrics=("task_loss", "cka_distance"),
+            ),
+            "evaluate": Exchange(),
+        },
+    ),
+    "sage": Method(
+        title="SAGE",
+        paper="CVPR 2025, arXiv 2503.13227: its form for different models with the same labels",
+        strategy="strategies.sage:SAGE",
+        client="clients.sage:app",
+        params=SAGEParams,
+        needs=Needs(public=True, tasks=("classification", "multilabel", "segmentation")),
+        wire={
+            "alone": ALONE,
+            "train": Exchange(
+                down={"teacher": {"p": "P C"}},
+                up={"public": {"p": "P C"}},
+                metrics=("task_loss", "unlabelled_loss", "confident"),
+            ),
+            "evaluate": Exchange(),
+        },
     ),
 }
 

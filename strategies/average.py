@@ -1,7 +1,8 @@
-"""Averaging what participants send, and the shared small model that several methods exchange."""
+"""What several server halves share: averaging what participants send, and who exchanges with whom."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedapps.contract import travelling
 from fedapps.learner import build_shared
-from strategies.base import Reply, Strategy
+from strategies.base import Content, Reply, Strategy
 
 Tensors = Mapping[str, Tensor]
 
@@ -88,3 +89,46 @@ class SharedModel(Average):
         dim, modality = params.shared_dim(self.scenario.dim), self.scenario.by_name[name].modalities[0]
         model = build_shared(self.scenario, modality, dim, self.classes[name], self.settings.seed)
         return travelling(model, params)
+
+
+def label_sets(strategy: Strategy) -> dict[str, str]:
+    """Participant -> label set, of those who have theirs in common with another: the same task on the same label
+    column of the same data set, whatever the modality. Labels are of whole samples, not of pixels."""
+    found = {
+        name: f"{entry.task.name} of {entry.data.name} by {entry.data.label}, {strategy.classes[name]} classes"
+        for name, entry in strategy.scenario.by_name.items()
+        if entry.task.name in ("classification", "multilabel")
+    }
+    sizes = Counter(found.values())
+    return {name: key for name, key in found.items() if sizes[key] > 1}
+
+
+class ByLabelSet(Strategy):
+    """Participants with the same labels tell each other about the public data; the others train alone."""
+
+    def content(self, names: Sequence[str]) -> dict[str, Content]:
+        """What participants get of what their group has sent."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        self.group = label_sets(self)
+        self.sent: dict[str, dict[str, Tensors]] = {}  # participant -> the records that it sent last
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sent": self.sent}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.sent = dict(state["sent"])
+
+    def sent_by(self, group: str) -> dict[str, dict[str, Tensors]]:
+        """Participant -> the records that it sent last, of one group."""
+        return {name: records for name, records in self.sent.items() if self.group[name] == group}
+
+    def train_round(self, server_round: int) -> None:
+        alone = [name for name in self.chosen if name not in self.group]
+        together = [name for name in self.chosen if name in self.group]
+        if alone:  # first, so that their random draws are those of a Local run
+            self.ask("alone", to=alone)
+        if together:
+            replies = self.ask("train", each=self.content(together), to=together)
+            self.sent |= {name: dict(reply.records) for name, reply in replies.items()}

@@ -26,7 +26,9 @@ TOLERANCE = 5e-4
 def result(algo: str, folder: Path) -> dict[str, dict[str, float]]:
     """``round/phase/participant`` -> metrics, on the first tiny scenario that the method can run."""
     scenario = next(
-        name for name in ("emoji-tiny", "mrl-tiny", "mrl-same-tiny", "muscle-tiny") if not list(unmet(algo, load_scenario(name)))
+        name
+        for name in ("emoji-tiny", "mrl-tiny", "mrl-same-tiny", "muscle-tiny")
+        if not list(unmet(algo, load_scenario(name)))
     )
     path = run({"algo": algo, "scenario": scenario, "results-dir": str(folder), "run-name": algo, "seed": 1})
     return {"/".join(map(str, key)): values for key, values in metrics(path).items()}
