@@ -59,15 +59,16 @@ def build_encoders(party: Party, dim: int, modalities: tuple[Modality, ...] | No
 
 
 def build_optimizer(train: Train, parameters: Any) -> torch.optim.Optimizer:
-    """The optimiser that a ``train`` block names."""
+    """The optimiser that a ``train`` block names, of those of the parameters that learn."""
     rate, decay = train.learning_rate, train.weight_decay
+    parameters = [parameter for parameter in parameters if parameter.requires_grad]
     match train.optimizer:
         case "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=decay)
         case "adamw":
             return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
         case "adamp":
-            return timm.optim.AdamP(list(parameters), lr=rate, weight_decay=decay)
+            return timm.optim.AdamP(parameters, lr=rate, weight_decay=decay)
         case "sgd":
             return torch.optim.SGD(parameters, lr=rate, momentum=train.momentum, weight_decay=decay)
 
@@ -87,13 +88,13 @@ def set_rate(optimizer: torch.optim.Optimizer, train: Train, server_round: int, 
 
 
 def step(loss: Tensor, optimizers: list[torch.optim.Optimizer], clip: float | None = None) -> None:
-    """One backward pass and one step of each optimiser."""
+    """One backward pass and one step of each optimiser; ``clip`` is the largest gradient norm of each for itself."""
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    if clip is not None:
-        nn.utils.clip_grad_norm_([p for o in optimizers for g in o.param_groups for p in g["params"]], clip)
     for optimizer in optimizers:
+        if clip is not None:
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
         optimizer.step()
 
 

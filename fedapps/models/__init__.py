@@ -1,9 +1,8 @@
 """Models by name: an encoder for each modality, a head for the task.
 
-Images: ``cnn``, ``cnn-1`` … ``cnn-5`` (FedMRL's), ``resnet18``, ``resnet50``, ``resnet101``, ``timm:<name>``.
-Text: ``bag``, ``bigru``,
-``transformer``, ``hf:<name or folder>``. One's own: ``module:function``, called with ``dim=`` and the
-options, returns an ``Encoder``.
+Images: ``cnn``, ``cnn-1`` … ``cnn-5`` (FedMRL's), ``resnet18``, ``resnet50``, ``resnet101``, ``lite0`` (pretrained by a
+package), ``timm:<name>``. Text: ``bag``, ``bigru``, ``transformer``, ``minilm`` (pretrained by a package),
+``hf:<name or folder>``. One's own: ``module:function``, called with ``dim=`` and the options, returns an ``Encoder``.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from fedapps.models.fusion import GFF
 from fedapps.models.heads import LogitHead, SegmentationHead, head_of
 from fedapps.models.image import Cnn, MrlCnn, ResNet, Timm
 from fedapps.models.options import call
+from fedapps.models.packages import LITE0, MINILM
 from fedapps.models.text import Bag, BiGru, HuggingFace, Transformer
 
 __all__ = [
@@ -39,8 +39,14 @@ MODELS: dict[str, dict[str, Callable[..., Encoder]]] = {
         "cnn": Cnn,
         **{f"cnn-{number}": partial(MrlCnn, number) for number in MrlCnn.WIDTHS},
         **{name: partial(ResNet, name) for name in ("resnet18", "resnet50", "resnet101")},
+        "lite0": partial(Timm, "tf_efficientnet_lite0", pretrained=LITE0),
     },
-    "text": {"bag": Bag, "bigru": BiGru, "transformer": Transformer},
+    "text": {
+        "bag": Bag,
+        "bigru": BiGru,
+        "transformer": Transformer,
+        "minilm": partial(HuggingFace, MINILM, pooling="mean"),
+    },
 }
 LIBRARIES: dict[str, tuple[str, Callable[..., Encoder]]] = {
     "image": ("timm", Timm),

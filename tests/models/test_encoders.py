@@ -188,7 +188,7 @@ def test_torchvision_weights_from_a_file(tmp_path):
     torch.save(source, tmp_path / "r.pth")
     encoder = built("image", "resnet18", pretrained=str(tmp_path / "r.pth"))
     assert torch.equal(encoder.net.conv1.weight, source["conv1.weight"])
-    assert encoder.net.fc.weight.shape == (8, 512)
+    assert encoder.project.weight.shape == (8, 512)
     torch.save({"conv1.weight": source["conv1.weight"], "x": torch.zeros(1)}, tmp_path / "bad.pth")
     with pytest.raises(UserError, match="does not fit"):
         built("image", "resnet18", pretrained=str(tmp_path / "bad.pth"))
