@@ -45,7 +45,7 @@ def train(msg: Message, context: Context) -> Message:
             means.add(task_loss=L_p, shared_loss=L_s)
     me.keep(weight=apen.weight)
     metrics = means.result() | {"ensemble_weight": apen.weight.value.item()}
-    return me.reply({"shared": apen.shared.state_dict()}, metrics, evaluate=apen.evaluate)
+    return me.reply({"shared": apen.shared.state_dict()}, metrics)
 
 
 @app.evaluate()
@@ -75,7 +75,8 @@ class FedAPEN:
         self.weight = Weight().to(me.device)
         me.restore(weight=self.weight)
         order = torch.randperm(len(me.train), generator=generator(me.settings.seed, "held-out", me.name))
-        count = max(math.ceil(self.params.held_out * len(order)), 1) if len(order) > 1 else 0
+        share = round(self.params.held_out * len(order), 9)  # 0.07 of 100 is 7.000000000000001
+        count = max(min(max(math.ceil(share), 1), len(order) - 1), 0)  # a row is left to train on
         self.held_out, self.rows = order[:count], order[count:]
 
     def batches(self) -> list[Tensor]:

@@ -17,7 +17,7 @@ app = ClientApp()
 
 @app.train()
 def train(msg: Message, context: Context) -> Message:
-    """w_k ← w - η∇L over ``local-epochs``; tested before it leaves."""
+    """w_k ← w - η∇L over ``local-epochs``; tested once it is averaged."""
     me = Participant(msg, context)
     me.model.load_state_dict(me.received("model"))
     set_rate(me.optimizer, me.spec.train, me.round, me.settings.num_server_rounds)

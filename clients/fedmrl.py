@@ -41,12 +41,12 @@ def train(msg: Message, context: Context) -> Message:
             step(loss, [me.optimizer, mrl.optimizer, mrl.small_optimizer], me.spec.train.clip)
             means.add(task_loss=loss)
     me.keep(**mrl.parts())
-    return me.reply({"shared": travelling(mrl.small, mrl.params)}, means.result(), evaluate=mrl.evaluate)
+    return me.reply({"shared": travelling(mrl.small, mrl.params)}, means.result())
 
 
 @app.evaluate()
 def test(msg: Message, context: Context) -> Message:
-    """The test with θ as it comes."""
+    """The test with the averaged θ, also of those that did not train in this round."""
     me = Participant(msg, context)
     return me.reply(evaluate=FedMRL(me).evaluate)
 

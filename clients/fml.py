@@ -41,7 +41,7 @@ def train(msg: Message, context: Context) -> Message:
             step(L_k + L_g, [me.optimizer, meme_optimizer], me.spec.train.clip)
             means.add(task_loss=L_k, meme_loss=L_g)
     me.keep()
-    return me.reply({"shared": meme.state_dict()}, means.result(), evaluate=lambda: tests(me, meme))
+    return me.reply({"shared": meme.state_dict()}, means.result())
 
 
 @app.evaluate()

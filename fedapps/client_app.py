@@ -61,6 +61,7 @@ def hello(message: Message, context: Context) -> Message:
             "participants": names,
             "num-examples": [len(held.train(name)) for name in names],
             "num-classes": [held.num_classes(name) for name in names],
+            "label-sets": [held.label_set(name) for name in names],
             "public-hash": held.public_hash,
             "code-hash": code_hash(),
             "code-folder": str(folder("fedapps").parent),

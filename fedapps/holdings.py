@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -99,6 +101,12 @@ class Holdings:
         """Classes of a participant's label column; 0 where its task has none."""
         data = self.scenario.by_name[name].data
         return num_classes(self._load(data, "train"), data)
+
+    def label_set(self, name: str) -> str:
+        """A hash of the names of a participant's classes, by which others know that theirs are the same."""
+        data = self.scenario.by_name[name].data
+        names = self._load(data, "train").classes.get(data.label or "", [])
+        return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16] if names else ""
 
     def _held_out(self, data: Data, where: str, rows: np.ndarray | None = None) -> Samples:
         samples = self._load(data, "test")

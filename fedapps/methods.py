@@ -66,6 +66,11 @@ class Params(BaseModel):
         """Whether the shared model travels with its head."""
         return True
 
+    @property
+    def hangs_on_rounds(self) -> bool:
+        """Whether each round depends on how many there will be: then a run cannot be continued for more."""
+        return False
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -277,6 +282,10 @@ class FedKDParams(Params):
 
     t_start: float = Field(0.95, gt=0, le=1, description="energy that a matrix of the update keeps in the first round")
     t_end: float = Field(0.98, gt=0, le=1, description="energy that it keeps in the last round")
+
+    @property
+    def hangs_on_rounds(self) -> bool:
+        return self.t_start != self.t_end
 
 
 HEAD = {"weight": "C d", "bias": "C"}

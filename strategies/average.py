@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from logging import WARNING
 from typing import Any
 
 import torch
+from flwr.common.logger import log
 from torch import Tensor
 
 from fedapps.contract import travelling
@@ -37,9 +39,17 @@ def weighted_mean(states: Sequence[Tensors], weights: Sequence[float]) -> dict[s
 
 
 def groups(strategy: Strategy) -> dict[str, str]:
-    """Participant -> group: those of one modality and one number of classes exchange with each other."""
-    entries = strategy.scenario.by_name
-    return {name: f"{entry.modalities[0]}-{strategy.classes[name]}" for name, entry in entries.items()}
+    """Participant -> group: those of one modality with the same classes exchange with each other.
+
+    So do only those whose heads take representations of the same scale (``unit``). One alone is told of.
+    """
+    entries = strategy.scenario.by_name.items()
+    found = {name: f"{entry.modalities[0]}-{entry.unit}-{strategy.labels[name]}" for name, entry in entries}
+    sizes = Counter(found.values())
+    for name, group in found.items():
+        if sizes[group] == 1:
+            log(WARNING, "%s exchanges with nobody: no other participant has its modality and its classes", name)
+    return found
 
 
 class Average(Strategy):
@@ -92,10 +102,10 @@ class SharedModel(Average):
 
 
 def label_sets(strategy: Strategy) -> dict[str, str]:
-    """Participant -> label set, of those who have theirs in common with another: the same task on the same label
-    column of the same data set, whatever the modality. Labels are of whole samples, not of pixels."""
+    """Participant -> label set, of those who have theirs in common with another: the same task and the same classes,
+    whatever the data set and the modality. Labels are of whole samples, not of pixels."""
     found = {
-        name: f"{entry.task.name} of {entry.data.name} by {entry.data.label}, {strategy.classes[name]} classes"
+        name: f"{entry.task.name} of {strategy.labels[name]}"
         for name, entry in strategy.scenario.by_name.items()
         if entry.task.name in ("classification", "multilabel")
     }

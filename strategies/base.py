@@ -73,7 +73,9 @@ class Strategy(FlowerStrategy):
         self.run = run
         self.method = method(settings.algo)
         self.nodes: dict[str, int] = {}  # participant -> node id
+        self.examples: dict[str, int] = {}  # participant -> its number of training samples
         self.classes: dict[str, int] = {}  # participant -> number of classes of its task, 0 where it has none
+        self.labels: dict[str, str] = {}  # participant -> a hash of its classes' names
         self.greeted: set[int] = set()
         self.chosen: list[str] = []  # participants of this round
         self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
@@ -229,21 +231,21 @@ class Strategy(FlowerStrategy):
         names: Any = about["participants"]
         counts: Any = about["num-examples"]
         classes: Any = about["num-classes"]
-        for name, count, number in zip(names, counts, classes, strict=True):
+        labels: Any = about["label-sets"]
+        for name, count, number, label_set in zip(names, counts, classes, labels, strict=True):
             if name not in self.scenario.by_name:
                 raise RunFailed(f"the node on {host} hosts '{name}', which is not in scenario {self.scenario.name}")
             if name in self.nodes and self.round == 0:
                 raise RunFailed(f"two nodes host {name}; give each SuperNode its own participant")
-            self.classes[name] = number
+            self.examples[name], self.classes[name], self.labels[name] = count, number, label_set
             self.nodes[name] = node  # later the newest counts: a restarted node may still be listed by its old id
             log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
 
     def sample(self) -> list[str]:
         """The participants of this round, drawn by seed and round from all names, whoever is there."""
         names = sorted(self.scenario.by_name)
-        count = max(
-            math.ceil(self.settings.fraction_train * len(names)), min(self.settings.min_participants, len(names))
-        )
+        share = math.ceil(round(self.settings.fraction_train * len(names), 9))  # 0.07 of 100 is 7.000000000000001
+        count = max(share, min(self.settings.min_participants, len(names)))
         order = torch.randperm(len(names), generator=generator(self.settings.seed, self.round, "sample"))
         picked = {names[i] for i in order[:count]}
         return [name for name in self.scenario.by_name if name in picked]
@@ -374,6 +376,8 @@ class Strategy(FlowerStrategy):
             if bad := wire.non_finite(content):
                 raise wire.WireError(f"'{record}/{bad}' holds NaN or infinity")
         metrics = dict(records[wire.METRICS])
+        if not 0 <= metrics["num-examples"] <= self.examples[name]:  # it is a weight: no one has more than all
+            raise wire.WireError(f"num-examples is {metrics['num-examples']}, it has {self.examples[name]}")
         test = dict(records[wire.EVALUATE]) if wire.EVALUATE in records else None
         return Reply(
             tensors,

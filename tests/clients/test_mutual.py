@@ -1,5 +1,6 @@
 """FML and FedAPEN: teachers are fixed, KL is a mean over samples, λ stays in [0, 1], only θ leaves."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from clients import fedapen, fedavg, fml, lgfedavg
-from clients.base import kl
+from clients.base import evaluate, kl
 from fedapps.learner import build_learner, build_shared
 from fedapps.models import LogitHead
 from fedapps.participant import Participant
@@ -42,7 +43,8 @@ def test_only_the_shared_model_leaves_and_it_has_learned(algo: str, tmp_path: Pa
     before = me.received("shared")
     after = joined(algo, tmp_path).shared_model().state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert {"accuracy", "shared_accuracy"} <= set(reply["evaluate"])
+    tested = module.test(joined(algo, tmp_path).message, context()).content
+    assert {"accuracy", "shared_accuracy"} <= set(tested["evaluate"])
 
 
 @pytest.mark.parametrize(("key", "moved"), [("fml.alpha", "task_loss"), ("fml.beta", "meme_loss")])
@@ -97,6 +99,20 @@ def test_held_out_rows_are_not_trained_on(tmp_path: Path) -> None:
     assert torch.equal(apen.held_out, again.held_out)
 
 
+@pytest.mark.parametrize(("rows", "held_out", "count"), [(40, 0.999, 39), (40, 0.175, 7), (2, 0.5, 1), (1, 0.05, 0)])
+def test_a_row_is_left_to_train_on(rows: int, held_out: float, count: int, tmp_path: Path) -> None:
+    text = Path("simulations/scenarios/mrl-tiny.yaml").read_text()
+    scenario = tmp_path / "few.yaml"
+    scenario.write_text(text.replace("partition: pathological, classes: 2, size: 40", f"size: {rows}, min-size: 1"))
+    records = {"shared": build_shared(load_scenario("mrl-tiny"), "image", 24, 9, 1).state_dict()}
+    options = {"algo": "fedapen", "scenario": str(scenario), "fedapen.held-out": held_out}
+    me = participant("a-0", tmp_path, records, **options)
+    apen = fedapen.FedAPEN(me)
+    assert (len(apen.held_out), len(apen.rows)) == (count, rows - count)
+    metrics = fedapen.train(me.message, context()).content["metrics"]
+    assert math.isfinite(metrics["task_loss"]) and math.isfinite(metrics["shared_loss"])
+
+
 def test_lg_fedavg_sends_the_head_and_keeps_the_encoder(tmp_path: Path) -> None:
     torch.manual_seed(0)
     head = LogitHead(24, 9).linear.state_dict()
@@ -107,6 +123,19 @@ def test_lg_fedavg_sends_the_head_and_keeps_the_encoder(tmp_path: Path) -> None:
     later = participant("a-0", tmp_path, {"head": head}, server_round=2, algo="lg-fedavg", scenario="mrl-tiny")
     later.restore()
     assert all(torch.equal(t, kept[name]) for name, t in later.model.state_dict().items())
+
+
+def test_lg_fedavg_is_tested_with_the_head_that_came(tmp_path: Path) -> None:
+    results = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        head = LogitHead(24, 9).linear.state_dict()
+        me = participant("a-0", tmp_path, {"head": head}, algo="lg-fedavg", scenario="mrl-tiny")
+        results.append(scores(lgfedavg.test(me.message, context()).content)["loss"])
+        model = participant("a-0", tmp_path, algo="lg-fedavg", scenario="mrl-tiny")
+        model.model.head.linear.load_state_dict(head)
+        assert results[-1] == pytest.approx(evaluate(model)["loss"])
+    assert results[0] != results[1]
 
 
 def test_fedavg_starts_from_what_came_and_keeps_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fedapps.data import load
 from fedapps.errors import RunFailed, UserError
 from fedapps.results.folder import read_rows
 from simulations.in_process import run
+from strategies.base import Strategy
 from tests.end_to_end.flower import metrics
 
 
@@ -156,6 +158,27 @@ def test_odd_metrics_are_dropped_like_any_bad_reply(record: object, tiny: dict) 
 
     path = run({**tiny, "algo": "local"}, tamper=on_train(change))
     assert list(errors(path)) == ["image-0"]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "at_least", "count"),
+    [
+        (0.07, 1, 7),
+        (0.14, 1, 14),
+        (0.071, 1, 8),
+        (0.001, 1, 1),
+        (1e-12, 1, 1),
+        (0.07, 9, 9),
+        (0.07, 300, 100),
+        (1, 1, 100),
+    ],
+)
+def test_a_share_of_the_participants_is_drawn(fraction: float, at_least: int, count: int) -> None:
+    """0.07 · 100 is 7.000000000000001 in binary."""
+    settings = SimpleNamespace(fraction_train=fraction, min_participants=at_least, seed=1)
+    scenario = SimpleNamespace(by_name={f"a-{i}": None for i in range(100)})
+    drawn = Strategy.sample(SimpleNamespace(settings=settings, scenario=scenario, round=1))  # type: ignore[arg-type]
+    assert len(set(drawn)) == len(drawn) == count
 
 
 def test_before_its_first_training_a_participant_is_tested_without_fusion(tiny: dict) -> None:

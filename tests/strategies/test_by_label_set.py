@@ -9,6 +9,7 @@ import torch
 
 from fedapps import wire
 from fedapps.errors import RunFailed
+from fedapps.holdings import Holdings
 from fedapps.learner import View
 from fedapps.scenario import Scenario, load_scenario
 from fedapps.state import Store
@@ -23,19 +24,19 @@ NAMES = [*TAGS, *GROUP, *ALONE]
 class Met:
     """What ``label_sets`` reads of a strategy once it has met everyone."""
 
-    def __init__(self, scenario: Scenario, **classes: int) -> None:
-        self.scenario = scenario
-        self.classes = {name: classes.get(name, 9) for name in scenario.by_name}
+    def __init__(self, scenario: Scenario, seed: int = 1, **labels: str) -> None:
+        self.scenario, held = scenario, Holdings(scenario, seed)
+        self.labels = {name: labels.get(name, held.label_set(name)) for name in scenario.by_name}
 
 
-def test_a_label_set_is_task_data_set_label_column_and_number_of_classes(tmp_path: Path) -> None:
+def test_a_label_set_is_the_task_and_the_names_of_the_classes(tmp_path: Path) -> None:
     scenario = load_scenario(alike(tmp_path)["scenario"])
     found = label_sets(Met(scenario))  # type: ignore[arg-type]
     members = defaultdict(list)
     for name, key in found.items():
         members[key].append(name)
     assert sorted(members.values()) == [GROUP, TAGS]
-    apart = label_sets(Met(scenario, **{"words-0": 5, "tags-1": 2}))  # type: ignore[arg-type]  # of nodes' own data
+    apart = label_sets(Met(scenario, **{"words-0": "5 others", "tags-1": "2 others"}))  # type: ignore[arg-type]  # of nodes' own data
     assert set(apart) == {"group-0", "group-1"}
 
 
