@@ -297,6 +297,8 @@ def needs_in_words(needs: Needs) -> str:
         "public data" if needs.public else "",
         f"a server task ({server})" if server else "",
         f"participants with {', '.join(needs.tasks)}" if needs.tasks else "",
+        "one model for all" if needs.same_model else "",
+        "a `shared` model" if needs.shared else "",
     ]
     return "; ".join(filter(None, parts)) or "nothing"
 

@@ -320,7 +320,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("fedafd") and "arXiv 2603.04890" in line and "public data" in line for line in lines)
-    assert any(line.startswith("local") and line.rstrip().endswith("nothing") for line in lines)
+    needs = {line.split()[0]: line for line in lines}
+    assert needs["local"].rstrip().endswith("nothing") and "one model for all" in needs["fedavg"]
+    assert "a `shared` model" in needs["fedmrl"] and "a `shared` model" not in needs["fedproto"]
     assert main(["list", "--scenarios"]) == 0
     assert "1 image (classification), 1 text (classification), 2 mm (retrieval)" in capsys.readouterr().out
     assert main(["list", "--keys"]) == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ CANONICAL = {  # canonical name -> what well-known data sets call it
     "mask": ("mask",),
 }
 PICTURES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"}
+SIXTEEN = ("I;16", "I;16L", "I;16B", "I")  # Pillow's modes of grey pictures with 16 bits a pixel
 BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 TEST_SPLITS = ("test", "validation", "val")
 
@@ -46,8 +48,8 @@ def load(name: str, split: str, data_path: str | None, columns: dict[str, str], 
     """One split with canonical columns. Raises ``UserError`` naming what is missing and what would help."""
     where = _place(name, data_path)
     folder = Path() if where is None else where.parent if where.is_file() else where
-    if where is not None and (where.is_dir() or idx.NAME.search(where.name)) and idx.files(folder):
-        return idx.load(folder, split, columns, size)
+    if where is not None and (idx_set := idx.set_of(where)) is not None:
+        return idx.load(folder, idx_set, split, columns, size)
     tables = _hub(name.partition(":")[2]) if where is None else _local(str(where))
     wanted = ("train",) if split == "train" else TEST_SPLITS
     found = next((key for key in wanted if key in tables), None)
@@ -81,7 +83,7 @@ def _place(name: str, data_path: str | None) -> Path | None:
     if not last.strip():
         raise UserError(f"data: '{name}' names no data set: write hf:<id> or path:<file or folder>")
     if kind == "path":
-        path = Path(data_path or ".", rest).expanduser().absolute()
+        path = Path(data_path or ".").expanduser().absolute() / os.path.expanduser(rest)
         if not path.exists():
             raise UserError(f"data: there is no {path} for '{name}'; a node's `data-path` says where data lie")
         return path
@@ -90,9 +92,17 @@ def _place(name: str, data_path: str | None) -> Path | None:
     base = Path(data_path).expanduser().absolute()
     if (base / last).exists():
         return base / last
-    if not _saved(base) and not idx.files(base) and not any(f.suffix.lower() in BUILDERS for f in _files(base, "*")):
-        raise UserError(f"data: there is no folder {base / last} (in data-path) for '{name}'")
-    return base
+    beside = sorted(base.iterdir()) if base.is_dir() else []
+    if found := next((path for path in (*beside, base) if path.is_dir() and _plain(path.name) == _plain(last)), None):
+        return found
+    raise UserError(
+        f"data: there is no folder {base / last} for '{name}': data-path must hold a folder of that name, or be it"
+    )
+
+
+def _plain(name: str) -> str:
+    """A set's name in one of its spellings: ``fashion_mnist`` is ``Fashion-MNIST``."""
+    return name.lower().replace("-", "").replace("_", "")
 
 
 @lru_cache(maxsize=4)
@@ -159,11 +169,11 @@ def _saved(path: Path) -> bool:
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
 
 
-def _files(path: Path, pattern: str = "**/*") -> list[Path]:
+def _files(path: Path) -> list[Path]:
     """The files in a folder that may be data, sorted: neither hidden nor such as ``config.json``."""
     return sorted(
         file
-        for file in path.glob(pattern)
+        for file in path.glob("**/*")
         if file.name not in data_files.FILES_TO_IGNORE
         and not any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
         and file.is_file()
@@ -206,6 +216,7 @@ def _samples(
     table = tables[split]
     repeat = np.arange(len(table))
     texts: list[Any] = list(table[mapping["text"]]) if "text" in mapping else []
+    _none_missing(texts, f"data: column '{mapping.get('text')}' of '{name}' has no text", None)
     if texts and isinstance(texts[0], list):
         repeat = np.repeat(repeat, [len(captions) for captions in texts])
         texts = [caption for captions in texts for caption in captions]
@@ -234,14 +245,17 @@ def _labels(name: str, tables: datasets.DatasetDict, split: str, key: str, sourc
     several = isinstance(feature, datasets.Sequence | datasets.LargeList | list)
     inner = getattr(feature, "feature", feature[0] if isinstance(feature, list) else feature) if several else feature
     values = list(tables[split][source])
+    where = f"data: column '{source}' of '{name}'"
     if isinstance(inner, datasets.ClassLabel):
+        _none_missing(values, f"{where} has no label", None, -1)  # hidden test labels come as -1
         names, numbers = list(inner.names), {i: i for i in range(len(inner.names))}
     else:
         everywhere = [value for key in tables for value in tables[key][source]]
-        known = {value for row in everywhere for value in (row if several else [row])}
-        if None in known or any(isinstance(value, float | list | dict) for value in known):
-            raise UserError(f"data: column '{source}' of '{name}' is no label: whole numbers or names, none missing")
-        ordered: list[Any] = sorted(known)
+        _none_missing(everywhere, f"{where} has no label", None)
+        every = [value for row in everywhere for value in (row if several else [row])]
+        if any(isinstance(value, float | list | dict) for value in every):
+            raise UserError(f"{where} is no label: whole numbers or names")
+        ordered: list[Any] = sorted(set(every))
         names, numbers = [str(value) for value in ordered], {value: i for i, value in enumerate(ordered)}
     if not several:
         if len(names) == 1 and key != "concept":
@@ -253,6 +267,12 @@ def _labels(name: str, tables: datasets.DatasetDict, split: str, key: str, sourc
     return names, table
 
 
+def _none_missing(rows: list[Any], what: str, *none: Any) -> None:
+    """``UserError`` that says ``what`` is missing, if one of ``none`` is among the values of some rows."""
+    if missing := sum(any(value in none for value in (row if isinstance(row, list) else [row])) for row in rows):
+        raise UserError(f"{what} in {missing} of {len(rows)} rows: fill them in, or leave those rows out")
+
+
 # -------------------------------------------------------------------------------------- pictures
 
 
@@ -260,7 +280,10 @@ def _pictures(
     table: datasets.Dataset, source: str, folder: Path, size: int | None, key: str, name: str, rows: np.ndarray
 ) -> torch.Tensor:
     """uint8 ``[B, 3, H, W]`` of pictures, int64 ``[B, H, W]`` of masks."""
-    arrays = [_decode(value, folder, size, key) for value in table[rows.tolist()][source]]
+    try:
+        arrays = [_decode(value, folder, size, key) for value in table[rows.tolist()][source]]
+    except (OSError, ValueError) as error:
+        raise UserError(f"data: column '{source}' of '{name}' cannot be read as pictures: {error}") from error
     if len({array.shape for array in arrays}) > 1:
         raise UserError(f"data: the pictures of '{name}' differ in size: set `image-size` to bring them to one")
     stack = torch.from_numpy(np.stack(arrays))
@@ -268,17 +291,39 @@ def _pictures(
 
 
 def _decode(value: Any, folder: Path, size: int | None, key: str) -> np.ndarray:
-    """uint8 ``[H, W, 3]`` (mask: ``[H, W]``); with ``size``: the short side brought to it, the middle cut out."""
+    """uint8 ``[H, W, 3]`` (mask: ``[H, W]``, 16 bits kept); with ``size``: the short side brought to it, the middle
+    cut out. ``ValueError`` for numbers that are no picture."""
     if isinstance(value, str):
         value = Image.open(folder / value)
     elif isinstance(value, dict):
         value = Image.open(io.BytesIO(value["bytes"]) if value.get("bytes") else folder / value["path"])
     elif isinstance(value, list):
-        value = Image.fromarray(np.asarray(value, dtype=np.uint8))
+        value = _picture(np.asarray(value), "iu" if key == "image" else "iub")
     if key == "image":
-        value = value.convert("RGB")
+        value = _eight_bits(value).convert("RGB")
     elif value.mode not in ("L", "P"):
-        value = value.convert("L")
+        value = value.convert("I" if value.mode in SIXTEEN else "L")
     # Pixel labels have no values in between: no interpolation for masks.
     filter_ = Image.Resampling.BILINEAR if key == "image" else Image.Resampling.NEAREST
     return np.array(value if size is None else middle(value, size, filter_))
+
+
+def _picture(values: np.ndarray, kinds: str) -> Image.Image:
+    """The picture that nested lists ``[H, W]`` or ``[H, W, 3 or 4]`` are; ``kinds``: those of numpy they may be of."""
+    if values.dtype.kind not in kinds or values.min() < 0 or values.max() > 255:
+        raise ValueError("nested lists must be of whole numbers from 0 to 255")
+    if values.ndim != 2 and values.shape[2:] not in ((3,), (4,)):
+        raise ValueError(f"nested lists must be [height, width] or [height, width, 3], not {list(values.shape)}")
+    return Image.fromarray(values.astype(np.uint8))
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """A picture whose greys have 16 bits with them brought to 8; Pillow's ``convert`` would cut them off at 255."""
+    if picture.mode not in (*SIXTEEN, "F"):
+        return picture
+    grey = np.asarray(picture)
+    if picture.mode == "F" or grey.min() < 0 or grey.max() > 65535:
+        raise ValueError(
+            f"greys must be whole numbers of 8 or 16 bits, not {grey.dtype} from {grey.min():g} to {grey.max():g}"
+        )
+    return Image.fromarray(np.round(grey / 257).astype(np.uint8))  # 257 = 65535 / 255

@@ -13,32 +13,51 @@ from PIL import Image
 from fedapps.data.samples import Column, Samples, middle
 from fedapps.errors import UserError
 
-NAME = re.compile(r"(?P<what>images|labels)[-.]idx\d-ubyte(\.gz)?$")
+NAME = re.compile(
+    r"(?P<set>(?:.*[^A-Za-z0-9])?)(?P<mark>train|test|t10k).*(?P<what>images|labels)[-.]idx\d-ubyte(\.gz)?"
+)
 SPLITS = {"train": ("train",), "test": ("test", "t10k")}
 COLUMNS = {"image": "images", "label": "labels"}
 
 
-def files(path: Path, split: str | None = None) -> dict[str, Path]:
-    """``{"images": file, "labels": file}`` of a split (``None``: of any) in a folder; empty if it has none."""
-    marks = [mark for key, marks in SPLITS.items() if split in (None, key) for mark in marks]
-    found = {file: NAME.search(file.name) for file in sorted(path.glob("*ubyte*"), reverse=True)}
-    return {
-        name["what"]: file
-        for file, name in found.items()
-        if name and any(mark in file.name[: name.start()] for mark in marks)
-    }
+def set_of(path: Path) -> str | None:
+    """The set of a file, or the only one in a folder: what stands in names before the split, such as
+    ``emnist-letters-`` or nothing; ``None`` where there are no idx files. ``UserError`` that names one file of each
+    where a folder has several."""
+    if path.is_file():
+        name = NAME.fullmatch(path.name)
+        return name and name["set"]
+    firsts = {name["set"]: file.name for name, file in reversed(_named(path))}
+    if len(firsts) > 1:
+        several = ", ".join(sorted(firsts.values()))
+        raise UserError(f"data: {path} has idx files of several sets: name a file of the one wanted, of {several}")
+    return next(iter(firsts), None)
 
 
-def load(path: Path, split: str, columns: dict[str, str], size: int | None) -> Samples:
-    """One split: ``image`` uint8 ``[N, 3, H, W]`` (grey in all three channels) and ``label``, whose classes are
-    named by their numbers. ``size``: side in pixels that pictures are brought to.
+def files(path: Path, which: str, split: str) -> dict[str, Path]:
+    """``{"images": file, "labels": file}`` of a split of the set ``which`` in a folder, as far as they are there."""
+    mine = [(name, file) for name, file in _named(path) if name["set"] == which and name["mark"] in SPLITS[split]]
+    return {name["what"]: file for name, file in reversed(mine)}
 
-    Raises ``UserError`` for missing or broken files and for ``columns`` other than these two.
+
+def _named(folder: Path) -> list[tuple[re.Match[str], Path]]:
+    """The idx files in a folder, sorted, each with the parts of its name."""
+    named = [(NAME.fullmatch(file.name), file) for file in sorted(folder.glob("*ubyte*"))]
+    return [(name, file) for name, file in named if name and file.is_file()]
+
+
+def load(path: Path, which: str, split: str, columns: dict[str, str], size: int | None) -> Samples:
+    """One split of the set ``which`` in a folder: ``image`` uint8 ``[N, 3, H, W]`` (grey in all three channels) and
+    ``label``, whose classes are those of both splits, named by their numbers. ``size``: side in pixels that pictures
+    are brought to.
+
+    Raises ``UserError`` for missing, broken or empty files and for ``columns`` other than these two.
     """
-    found = files(path, split)
+    found = files(path, which, split)
     if missing := [what for what in COLUMNS.values() if what not in found]:
         kind = 3 if missing[0] == "images" else 1
-        raise UserError(f"data: {path} has no {split} {missing[0]}, such as {split}-{missing[0]}-idx{kind}-ubyte.gz")
+        like = f"{which}{split}-{missing[0]}-idx{kind}-ubyte.gz"
+        raise UserError(f"data: {path} has no {split} {missing[0]}, such as {like}")
     for key, source in columns.items():
         if source not in COLUMNS:
             raise UserError(f"data: {path} has no column '{source}' (wanted as '{key}'); idx files have image, label")
@@ -46,11 +65,15 @@ def load(path: Path, split: str, columns: dict[str, str], size: int | None) -> S
     if len(raw["images"]) != len(raw["labels"]):
         counts = f"{len(raw['images'])} pictures and {len(raw['labels'])} labels"
         raise UserError(f"data: {path} has {counts} for {split}")
+    if not len(raw["labels"]):
+        raise UserError(f"data: {found['images']} is empty: there is no picture for {split}")
     labels = raw["labels"].astype(np.int64)
     made: dict[str, Column] = {"image": _pictures(raw["images"], size), "label": labels}
     mapping = columns or {key: key for key in COLUMNS}
     rows = np.arange(len(labels))
-    names = [str(number) for number in range(int(labels.max()) + 1)]
+    others = (files(path, which, other).get("labels") for other in SPLITS if other != split)
+    highest = max(int(each.max(initial=0)) for each in (labels, *(_read(file, dims=1) for file in others if file)))
+    names = [str(number) for number in range(highest + 1)]
     return Samples(
         len(rows),
         {**{key: made[source] for key, source in mapping.items()}, "concept": rows, "picture": rows},

@@ -30,7 +30,8 @@ def run_cells(plan: Plan, lock: int) -> dict[Cell, str]:
     print(f"{plan.folder}: {before}{told}", flush=True)
     running: dict[Cell, subprocess.Popen[bytes]] = {}
     failed: dict[Cell, str] = {}
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ends = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
+    handlers = {each: signal.signal(each, signal.default_int_handler) for each in ends}
     try:
         while waiting or running:
             while waiting and len(running) < at_once(plan.threads):
@@ -46,7 +47,8 @@ def run_cells(plan: Plan, lock: int) -> dict[Cell, str]:
             process.terminate()
         for process in running.values():
             process.wait()
-        signal.signal(signal.SIGTERM, handler)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
     return failed
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,8 +70,8 @@ class Plan:
 
 
 def run_name(label: str, seed: int) -> str:
-    """``fedafd-baa-false-1`` for seed 1 of ``fedafd[fedafd.baa=false]``."""
-    short = label.replace(f"{label.partition('[')[0]}.", "").strip("]")
+    """``fedafd-baa-false-1`` for seed 1 of ``fedafd[fedafd.baa=false]``; ``1e+3`` becomes ``1e3``, not ``1e-3``."""
+    short = label.replace(f"{label.partition('[')[0]}.", "").strip("]").replace("+", "")
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', short)}-{seed}"
 
 
@@ -81,7 +82,7 @@ def read_plan(words: Sequence[str]) -> Plan:
     rival, target = config.pop("rival", None), config.pop("target", None)
     if rival is not None and rival not in algos:
         raise UserError(f"rival: {rival} is not among algos{nearest(str(rival), algos)}")
-    if target is not None and type(target) not in (int, float):
+    if target is not None and (type(target) not in (int, float) or not math.isfinite(target)):
         raise UserError(f"target: must be a number, not {target!r}")
     for key in config:
         if key in NOT_HERE:
@@ -89,8 +90,8 @@ def read_plan(words: Sequence[str]) -> Plan:
         if "." in key:
             owner = key.partition(".")[0]
             raise UserError(f"{key}: is a key of one method; write it in brackets: algos={owner}[{key}=...]")
-    folder, name = Path(config.pop("results-dir")), config.pop("run-name", None)
     settings, scenario = read(config)
+    folder, name = Path(config.pop("results-dir")), config.pop("run-name", None)
     if name is None:
         name = hashlib.sha256(json.dumps([scenario.dump(), config], sort_keys=True).encode()).hexdigest()[:8]
     folder /= f"compare-{Path(settings.scenario).stem}-{name}"
@@ -107,8 +108,14 @@ def parse_algos(text: str) -> dict[str, dict[str, Any]]:
         label, own = match[0].strip(), parse_words(match[2].split(",")) if match[2] else {}
         if key := next((key for key in own if key in COMMON), None):
             raise UserError(f"algos: {label}: {key} is one for the whole comparison; it cannot stand in brackets")
-        if run_name(label, 0) in [run_name(other, 0) for other in found]:
+        if label in found:
             raise UserError(f"algos: {label} is there twice")
+        if same := [other for other in found if run_name(other, 0) == run_name(label, 0)]:
+            shared = run_name(label, 0).removesuffix("-0")
+            raise UserError(
+                f"algos: {same[0]} and {label} would share the run folders {shared}-SEED; "
+                "make two comparisons of them, with a run-name each"
+            )
         found[label] = {"algo": match[1].strip(), **own}
     return found
 

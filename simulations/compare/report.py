@@ -28,12 +28,13 @@ from simulations.compare.plan import Cell, Plan
 Figure = tuple[str, str, float | None]
 """Table, column, and what one cell has in it."""
 
-FINAL, COSTS = "Final metrics", "Costs"
+FINAL, COSTS, OWN_MIX = "Final metrics", "Costs", "accuracy_own_mix"
 HINTS = {  # part of a column's name -> what it means
     "own mix": "Own mix: accuracy with the classes weighed as in a participant's own training data.",
     "Δ%": "Δ%: relative change of the primary metric, mean over participants.",
+    "Δ% own mix": "Δ% own mix: relative change of the accuracy on the own mix, mean over participants.",
     "rounds to": "Target: of the mean primary metric of all participants; '-': not reached.",
-    "bytes": "Bytes: of all participants together.",
+    "bytes": "Bytes: of all participants together; those a round without what is sent for tests alone.",
 }
 
 
@@ -92,7 +93,7 @@ def gather(plan: Plan, failed: Container[Cell]) -> dict[Cell, Result]:
 def finals(result: Result) -> Iterator[Figure]:
     """Means of the primary metric, and of accuracy on the participants' own class mixes where there is one."""
     for primary, groups in result.groups.items():
-        for metric, name in ((primary, primary), ("accuracy_own_mix", "own mix")):
+        for metric, name in ((primary, primary), (OWN_MIX, "own mix")):
             for group, members in groups.items():
                 value = result.mean(members, metric)
                 single = MEAN in groups and group not in (MEAN, SERVER)
@@ -100,15 +101,26 @@ def finals(result: Result) -> Iterator[Figure]:
                     yield f"{name} by kind" if single else FINAL, f"{group} {name}", value
 
 
-def against(plan: Plan, result: Result, rival: Result | None) -> Iterator[Figure]:
-    """How a run stands to those of Local and of the rival with the same seed."""
-    if plan.local is not None:
-        yield FINAL, f"Δ% to {plan.local}", result.summary.get("delta_percent", {}).get("final")
-    if plan.rival is not None:
-        names = result.summary["participants"] if rival not in (None, result) else ()
-        pairs = [[run.final(name, run.parties[name]["metric"]) for run in (result, rival) if run] for name in names]
-        higher = [100.0 * (mine > other) for mine, other in pairs if mine is not None and other is not None]
-        yield FINAL, f"% better than {plan.rival}", fmean(higher) if higher else None
+def against(plan: Plan, result: Result, local: Result | None, rival: Result | None) -> Iterator[Figure]:
+    """How a run stands to those of Local and of the rival with the same seed, on the own mix too where there is one."""
+    own = result.mean(result.summary["participants"], OWN_MIX) is not None
+    metrics = [("", None), ("own mix ", OWN_MIX)] if own else [("", None)]
+    for name, metric in metrics if plan.local is not None else ():
+        changes = [100 * (mine - other) / other for mine, other in pairs(result, local, metric) if other]
+        yield FINAL, f"Δ% {name}to {plan.local}", fmean(changes) if changes else None
+    for name, metric in metrics if plan.rival is not None else ():
+        higher = [100.0 * (mine > other) for mine, other in pairs(result, rival, metric)]
+        yield FINAL, f"% {name}better than {plan.rival}", fmean(higher) if higher else None
+
+
+def pairs(result: Result, base: Result | None, metric: str | None) -> Iterator[tuple[float, float]]:
+    """A final metric, ``None`` for the primary one, of each participant that has it in both of two runs."""
+    if base is None or base is result:
+        return
+    for name, party in result.summary["participants"].items():
+        mine, other = (run.final(name, metric or party["metric"]) for run in (result, base))
+        if mine is not None and other is not None:
+            yield mine, other
 
 
 def costs(result: Result, target: float | None) -> Iterator[Figure]:
@@ -121,8 +133,11 @@ def costs(result: Result, target: float | None) -> Iterator[Figure]:
         seconds = sum(row["seconds"] for row in rows if row["phase"] == "round")
         for what, spent in (("rounds", reached), ("bytes", num_bytes), ("seconds", seconds)):
             yield COSTS, f"{what} to {target:g}", spent if reached else None
-    for way, num_bytes in result.summary["bytes"]["per_round"].items():
-        yield COSTS, f"bytes {way} a round", num_bytes
+    for tests, name in ((False, ""), (True, "of tests ")):
+        rows = [row for row in result.record.rows if (row["phase"] == "evaluate") == tests]
+        for way in ("up", "down"):
+            num_bytes = sum(row.get(f"bytes_{way}", 0) for row in rows)
+            yield COSTS, f"bytes {way} {name}a round", num_bytes / max(len(result.record.rounds), 1)
     yield COSTS, "seconds a round", result.summary["seconds"]["per_round"]
 
 
@@ -141,13 +156,15 @@ class Report:
     def values(self) -> dict[tuple[str, str], dict[str, list[float]]]:
         """(table, column) -> label -> the values of the seeds that have one."""
         found: dict[tuple[str, str], dict[str, list[float]]] = {}
-        plan, rivals = self.plan, {c.seed: r for c, r in self.results.items() if c.label == self.plan.rival}
+        plan, of = self.plan, {(cell.label, cell.seed): result for cell, result in self.results.items()}
         for cell, result in self.results.items():
-            figures = (finals(result), against(plan, result, rivals.get(cell.seed)), costs(result, plan.target))
+            others = [of.get((label or "", cell.seed)) for label in (plan.local, plan.rival)]
+            figures = (finals(result), against(plan, result, *others), costs(result, plan.target))
             for table, column, value in chain(*figures):
                 rows = found.setdefault((table, column), {label: [] for label in plan.algos})
                 rows[cell.label] += [] if value is None else [value]
-        return found
+        idle = [key for key, rows in found.items() if "of tests" in key[1] and not any(chain(*rows.values()))]
+        return {key: rows for key, rows in found.items() if key not in idle}
 
     def shown(self, column: str, values: Sequence[float]) -> str:
         """Mean ± sd over seeds; with a count where some seeds have no value."""

@@ -92,10 +92,25 @@ def test_data_path_stands_in_for_the_hub(emoji, tmp_path):
 def test_data_path_without_the_folder_loads_nothing_else(emoji, tmp_path):
     parquet(emoji, tmp_path / "flickr30k")
     datasets.DatasetDict(train=table(emoji)).save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(UserError, match=f"there is no folder {tmp_path / 'ag_news'} .* for 'hf:fancyzhx/ag_news'"):
-        load("hf:fancyzhx/ag_news", "train", data_path=str(tmp_path))
-    saved = load("hf:a/b", "train", data_path=str(tmp_path / "saved"), columns={"label": "writer"})
+    for where in (tmp_path, tmp_path / "saved", tmp_path / "flickr30k"):
+        line = f"there is no folder {where / 'ag_news'} for 'hf:fancyzhx/ag_news': data-path must hold a folder of that"
+        with pytest.raises(UserError, match=line):
+            load("hf:fancyzhx/ag_news", "train", data_path=str(where))
+
+
+@pytest.mark.parametrize("where", ["", "flickr-30K"])
+def test_a_folder_for_the_hub_may_spell_its_name_otherwise(emoji, tmp_path, where):
+    datasets.DatasetDict(train=table(emoji)).save_to_disk(str(tmp_path / "flickr-30K"))
+    saved = load("hf:a/flickr_30k", "train", data_path=str(tmp_path / where), columns={"label": "writer"})
     assert len(saved) == 8
+
+
+def test_home_is_told_before_data_path(emoji, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parquet(emoji, tmp_path / "mine")
+    assert len(load("path:~/mine", "train", data_path=str(tmp_path / "data"))) == 8
+    with pytest.raises(UserError, match=f"there is no {tmp_path}/data/~nobody-of-that-name/mine for"):
+        load("path:~nobody-of-that-name/mine", "train", data_path="~/data")
 
 
 def test_integer_labels_are_the_distinct_values_of_all_splits(tmp_path):
@@ -181,6 +196,74 @@ def test_grey_pictures_get_three_channels(tmp_path):
     rows.to_parquet(tmp_path / "train.parquet")
     pictures = load(f"path:{tmp_path}", "train")["image"][np.array([1])]
     assert pictures.shape == (1, 3, 3, 4) and (pictures == torch.arange(12).reshape(3, 4)).all()
+
+
+@pytest.mark.parametrize(("file", "kind"), [("a.png", np.uint16), ("a.tiff", np.uint16), ("a.tiff", np.int32)])
+def test_16_bits_of_grey_become_8(tmp_path, file, kind):
+    grey = np.arange(12).reshape(3, 4) * 20
+    wide = grey * 257 + 100  # 100 / 257 is rounded away
+    Image.fromarray(wide.astype(kind)).save(tmp_path / file)
+    (tmp_path / "train.jsonl").write_text(json.dumps({"image": file, "mask": file}))
+    train = load(f"path:{tmp_path}/train.jsonl", "train")
+    assert (train["image"][np.arange(1)] == torch.from_numpy(grey)).all()
+    assert train["mask"][np.arange(1)].tolist() == [wide.tolist()]  # classes, not greys
+
+
+@pytest.mark.parametrize(("kind", "start"), [(np.int32, -1), (np.int32, 65530), (np.float32, 0)])
+def test_greys_of_other_ranges_are_refused(tmp_path, kind, start):
+    Image.fromarray((np.arange(12).reshape(3, 4) + start).astype(kind)).save(tmp_path / "a.tiff")
+    (tmp_path / "train.jsonl").write_text(json.dumps({"image": "a.tiff"}))
+    line = f"cannot be read as pictures: greys must be whole .*, not {kind.__name__} from {start} to {start + 11}"
+    with pytest.raises(UserError, match=line):
+        load(f"path:{tmp_path}/train.jsonl", "train")["image"][np.arange(1)]
+
+
+def test_nested_lists_are_pictures_if_they_are_bytes(tmp_path):
+    def read(picture: object, key: str = "image") -> torch.Tensor:
+        file = tmp_path / f"{abs(hash(str(picture)))}.jsonl"
+        file.write_text(json.dumps({key: picture}))
+        return load(f"path:{file}", "train")[key][np.arange(1)]
+
+    colour = np.arange(24).reshape(2, 4, 3)
+    assert torch.equal(read(colour.tolist())[0], torch.from_numpy(colour).permute(2, 0, 1).to(torch.uint8))
+    assert read([[False, True]], "mask").tolist() == [[[0, 1]]]
+    whole = "column 'image' of .* cannot be read as pictures: nested lists must be of whole numbers from 0 to 255"
+    for picture in ((colour / 24).tolist(), (colour + 240).tolist(), (colour - 1).tolist(), [[True, False]], [["a"]]):
+        with pytest.raises(UserError, match=whole):
+            read(picture)
+    for picture, line in ((np.zeros((3, 8, 8), int).tolist(), r"not \[3, 8, 8\]"), ([[1, 2], [3]], "inhomogeneous")):
+        with pytest.raises(UserError, match=line):
+            read(picture)
+
+
+@pytest.mark.parametrize(
+    ("texts", "count"), [(["a", None, None], "2 of 3"), ([["a", None], ["b"]], "1 of 2"), ([None, ["b"]], "1 of 2")]
+)
+def test_a_missing_text_is_not_the_word_none(tmp_path, texts, count):
+    datasets.Dataset.from_dict({"caption": texts}).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(UserError, match=f"column 'caption' of 'path:.*' has no text in {count} rows"):
+        load(f"path:{tmp_path}", "train")
+
+
+@pytest.mark.parametrize(
+    ("kind", "labels"),
+    [
+        (datasets.ClassLabel(names=["n", "y"]), [-1, 1, 0]),  # as GLUE hides those of its tests
+        (datasets.ClassLabel(names=["n", "y"]), [None, 1, 0]),
+        (datasets.Value("string"), [None, "y", "n"]),
+        (datasets.Sequence(datasets.ClassLabel(names=["n", "y"])), [[0, -1], [1], [0]]),
+        (datasets.Sequence(datasets.Value("string")), [None, ["y"], ["n"]]),
+    ],
+)
+def test_a_missing_label_is_told(tmp_path, kind, labels):
+    features = datasets.Features({"label": kind})
+    for split, rows in (("train", labels[1:]), ("test", labels)):
+        made = datasets.Dataset.from_dict({"label": rows}, features=features)
+        made.to_parquet(tmp_path / f"{split}.parquet")
+    with pytest.raises(UserError, match=r"column 'label' of 'path:.*' has no label in 1 of [35] rows"):
+        load(f"path:{tmp_path}", "test")
+    if labels[0] == -1:
+        assert len(load(f"path:{tmp_path}", "train")) == 2  # the names of the classes are known without the test
 
 
 def test_refusals(emoji, tmp_path):

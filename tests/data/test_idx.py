@@ -19,13 +19,18 @@ def idx(array: np.ndarray) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
 
 
+def write(folder: Path, split: str, rows: slice, more: int = 0) -> None:
+    """The files of a split; ``more`` is added to labels and pixels."""
+    (folder / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(PIXELS[rows] + np.uint8(more))))
+    (folder / f"{split}-labels-idx1-ubyte").write_bytes(idx(LABELS[rows] + np.uint8(more)))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "mnist"
     made.mkdir()
-    for split, rows in (("train", slice(None)), ("t10k", slice(2))):
-        (made / f"{split}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(PIXELS[rows])))
-        (made / f"{split}-labels-idx1-ubyte").write_bytes(idx(LABELS[rows]))
+    write(made, "train", slice(None))
+    write(made, "t10k", slice(2))
     return made
 
 
@@ -46,6 +51,32 @@ def test_both_splits_by_every_name(folder: Path, how: str) -> None:
     assert train["concept"].tolist() == [0, 1, 2]
 
 
+def test_a_named_file_stands_for_its_set(tmp_path: Path) -> None:
+    """EMNIST's six sets lie in one folder."""
+    for number, which in enumerate(("emnist-digits", "emnist-letters", "latest", "")):
+        for split in ("train", "test"):
+            write(tmp_path, f"{which}-{split}".strip("-"), slice(None), 7 * number)
+    for number, file in enumerate(
+        ("emnist-digits-train-images-idx3-ubyte.gz", "emnist-letters-test-labels-idx1-ubyte")
+    ):
+        for split in ("train", "test"):
+            samples = load(f"path:{tmp_path}/{file}", split)  # type: ignore[arg-type]
+            assert samples["image"].min() == 7 * number and max(samples["label"]) == 7 * number + 2
+    with pytest.raises(
+        UserError, match=r"several sets: .* of emnist-digits-test-.*, emnist-letters-.*, latest-.*, test-im"
+    ):
+        load(f"path:{tmp_path}", "train")
+    (tmp_path / "latest-test-labels-idx1-ubyte").unlink()
+    with pytest.raises(UserError, match=r"has no test labels, such as latest-test-labels-idx1-ubyte.gz"):
+        load(f"path:{tmp_path}/latest-train-labels-idx1-ubyte", "test")
+
+
+def test_classes_are_those_of_both_splits(folder: Path) -> None:
+    write(folder, "t10k", slice(None), 2)
+    train, test = (load(f"path:{folder}", split) for split in ("train", "test"))  # type: ignore[arg-type]
+    assert train.classes == test.classes == {"label": ["0", "1", "2", "3", "4"]}
+
+
 def test_pictures_are_brought_to_a_size(folder: Path) -> None:
     assert load(f"path:{folder}", "train", image_size=8)["image"][[1]].shape == (1, 3, 8, 8)
 
@@ -59,6 +90,7 @@ def test_pictures_are_brought_to_a_size(folder: Path) -> None:
         (lambda f: (f / "t10k-labels-idx1-ubyte").write_bytes(idx(PIXELS)), "is no idx file of 1-dimensional bytes"),
         (lambda f: (f / "t10k-labels-idx1-ubyte").write_bytes(idx(LABELS)[:-1]), "is no idx file of 1-dim"),
         (lambda f: (f / "t10k-images-idx3-ubyte.gz").write_bytes(b"no gzip"), "is no idx file of 3-dimensional bytes"),
+        (lambda f: write(f, "t10k", slice(0)), "t10k-images-idx3-ubyte.gz is empty: there is no picture for test"),
     ],
 )
 def test_broken_files_are_named(folder: Path, break_it, line: str) -> None:

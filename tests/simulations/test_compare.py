@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +66,13 @@ def test_cells_and_their_folders(tmp_path: Path) -> None:
     }
 
 
+def test_signs_of_exponents_make_folders_differ() -> None:
+    labels = [f"local[learning-rate=1e{sign}3]" for sign in "+-"]
+    plan = read_plan([f"algos={','.join(labels)}", "seeds=1", "scenario=mrl-tiny"])
+    assert [cell.folder.name for cell in plan.cells] == ["local-learning-rate-1e3-1", "local-learning-rate-1e-3-1"]
+    assert [read(cell.config)[0].learning_rate for cell in plan.cells] == [1000, 0.001]
+
+
 def test_the_folder_hangs_on_what_all_cells_have_in_common() -> None:
     one = read_plan(["algos=local", "scenario=mrl-tiny"])
     assert read_plan(["scenario=mrl-tiny", "algos=fedmrl,local", "seeds=4", "target=3"]).folder == one.folder
@@ -86,6 +96,14 @@ def test_the_folder_hangs_on_what_all_cells_have_in_common() -> None:
         ("algos=local resume=true", "resume: a comparison always goes on"),
         ("algos=local rival=lokal", "rival: lokal is not among algos (did you mean 'local'?)"),
         ("algos=local target=high", "target: must be a number, not 'high'"),
+        ("algos=local target=nan", "target: must be a number, not nan"),
+        ("algos=local target=-inf", "target: must be a number, not -inf"),
+        ("algos=local run-name=../x", "run-name: "),
+        ("algos=local run-name=a/b", "run-name: "),
+        (
+            "algos=local[data-x=1/2],local[data-x=1:2]",
+            "algos: local[data-x=1/2] and local[data-x=1:2] would share the run folders local-data-x-1-2-SEED; ",
+        ),
         ("algos=local tagret=3", "unknown key 'tagret'"),
         ("algos=local scenario=mrl-tony", "scenario: there is no scenario 'mrl-tony' (did you mean 'mrl-tiny'?)"),
     ],
@@ -153,6 +171,39 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
     with cells.lock(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("what", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_end_ends_the_cells_too(
+    what: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ignored where it was before, as under ``nohup``."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(cell: Cell, *_: int) -> subprocess.Popen[bytes]:
+        code = "import time; print(flush=True); time.sleep(2)"
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        threading.Thread(target=lambda: started[-1].stdout.readline() and os.kill(os.getpid(), what)).start()  # type: ignore[union-attr]
+        return started[-1]
+
+    monkeypatch.setattr(cells, "start", start)
+    plan = read_plan(["algos=local", *TINY])
+    for before, ended in ((_unwanted, True), (signal.SIG_IGN, False)):
+        handler = signal.signal(what, before)
+        try:
+            if ended:
+                with pytest.raises(KeyboardInterrupt):
+                    cells.run_cells(plan, 0)
+            else:
+                assert cells.run_cells(plan, 0) == {}
+            assert signal.getsignal(what) == before
+        finally:
+            signal.signal(what, handler)
+        assert started[-1].returncode == (-signal.SIGTERM if ended else 0)
+
+
+def _unwanted(*_: object) -> None:
+    raise AssertionError("the signal was not taken over")
 
 
 def test_what_cannot_run_or_fails_is_named_and_the_others_are_shown(
@@ -277,6 +328,38 @@ def test_table_by_hand(report: Report) -> None:
         "bytes down a round": "3.42 kB",
         "seconds a round": "20.00 ± 0.00",
     }
+
+
+def test_own_mixes_and_tests_by_hand(tmp_path: Path) -> None:
+    """What tests send has columns of its own; a cell that failed and a method that was refused change nothing."""
+    algos = {name: {"algo": name} for name in ("local", "fedafd", "fedavg", "fedmrl")}
+    plan = Plan(algos, [1], tmp_path, threads=1, rival="local", refused={"fedavg": "no"})
+    local, fedafd, failed = plan.cells
+    mixes = {"image-0": (40, 50), "image-1": (80, 72), "text-0": (0, 90)}  # of Local, of FedAFD
+    for which, cell in enumerate((local, fedafd)):
+        made = rows(LOCAL if cell is local else SECOND, SERVER, sends=cell is fedafd)
+        for row in made:
+            if row["phase"] == "evaluate" and row["participant"] in mixes:
+                row["metrics"]["accuracy_own_mix"] = mixes[row["participant"]][which]
+                row |= {"bytes_up": 0, "bytes_down": 70 * which}
+        write_run(cell.folder, cell.label, made)
+    lost = {failed: "no luck"}
+    report = Report(plan, gather(plan, lost), lost)
+    shown = {
+        column: [report.shown(column, rows[label]) for label in algos] for (_, column), rows in report.values.items()
+    }
+    assert {column: texts for column, texts in shown.items() if "own mix " in column} == {
+        "Δ% own mix to local": ["-", "+7.5", "-", "-"],  # +25 %, -10 %; text-0 had 0
+        "% own mix better than local": ["-", "66.7", "-", "-"],
+    }
+    assert shown["Δ% to local"] == ["-", "+75.0", "-", "-"]  # image-0 from 20 to 50, image-1 level
+    assert {column: texts for column, texts in shown.items() if column.startswith("bytes")} == {
+        "bytes up a round": ["0 B", "350 B", "-", "-"],
+        "bytes down a round": ["0 B", "3.50 kB", "-", "-"],
+        "bytes down of tests a round": ["0 B", "210 B", "-", "-"],
+    }
+    assert any(note.startswith("Δ% own mix: relative change of the accuracy") for note in report.notes())
+    report.write(tmp_path, "fedapps compare")
 
 
 def test_files(report: Report, tmp_path: Path) -> None:
