@@ -226,6 +226,8 @@ def _samples(
         if key in ("image", "mask"):
             read = partial(_pictures, table, source, folder, size, key, name)
             columns[key] = Lazy(read, len(table)).select(repeat)
+            if key == "mask":
+                classes[key] = _mask_classes(name, tables, source, folder)
         elif key == "concept" and table.features[source].dtype.startswith(("int", "uint")):
             columns[key] = np.asarray(table[source], dtype=np.int64)[repeat]
         elif key != "text":
@@ -234,6 +236,16 @@ def _samples(
     columns["picture"] = repeat
     columns.setdefault("concept", repeat)
     return Samples(len(repeat), columns, classes)
+
+
+def _mask_classes(name: str, tables: datasets.DatasetDict, source: str, folder: Path) -> list[str]:
+    """The classes of pixels over all splits, named by their numbers; 255 is none."""
+    most = 0
+    for table in tables.values():
+        for row in range(len(table)):
+            values = _pictures(table, source, folder, None, "mask", name, np.array([row]))
+            most = max(most, int(torch.where(values == 255, 0, values).max()))
+    return [str(number) for number in range(most + 1)]
 
 
 def _labels(name: str, tables: datasets.DatasetDict, split: str, key: str, source: str) -> tuple[list[str], Column]:

@@ -65,6 +65,7 @@ def test_parquet_with_mapped_columns(emoji, tmp_path):
     assert torch.equal(train["image"][torch.tensor([5])], emoji["image"][[5]])
     assert torch.equal(train["mask"][np.array([2])], emoji["mask"][[2]])
     assert train["label"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1] and train.classes["label"] == ["u", "v", "w"]
+    assert train.classes["mask"] == ["0", "1"]
     assert train["writer"].tolist() == [0, 1] * 4 and train.classes["writer"] == ["ann", "bob"]
     assert train["objects"].tolist() == [[1, 0], [1, 1]] * 4 and train.classes["objects"] == ["cat", "dog"]
     assert train["concept"].tolist() == list(range(8))

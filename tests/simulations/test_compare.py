@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,12 +177,20 @@ def test_a_signal_to_end_ends_the_cells_too(
     what: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is ignored where it was before, as under ``nohup``."""
-    started: list[subprocess.Popen[bytes]] = []
 
-    def start(cell: Cell, *_: int) -> subprocess.Popen[bytes]:
-        code = "import time; print(flush=True); time.sleep(2)"
-        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
-        threading.Thread(target=lambda: started[-1].stdout.readline() and os.kill(os.getpid(), what)).start()  # type: ignore[union-attr]
+    class Process(subprocess.Popen[bytes]):
+        told = False
+
+        def poll(self) -> int | None:
+            if not self.told:  # once: to end a process polls it too
+                self.told = True
+                os.kill(os.getpid(), what)
+            return super().poll()
+
+    started: list[Process] = []
+
+    def start(*_: object) -> Process:
+        started.append(Process([sys.executable, "-c", "import time; time.sleep(0.5)"]))
         return started[-1]
 
     monkeypatch.setattr(cells, "start", start)
