@@ -44,7 +44,10 @@ def draw(report: Report) -> Figure:
         axis.set_visible(False)
     for axis, metric in zip(below.subplots(1, len(first.groups), squeeze=False).flat, first.groups, strict=True):
         _curves(axis, runs, metric, next(iter(first.groups[metric])))
-    below.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=5, frameon=False)
+    columns = 3 if max(map(len, runs)) < 22 else 2  # as many as stand beside each other
+    below.legend(
+        *axis.get_legend_handles_labels(), loc="outside lower center", ncols=columns, handlelength=5, frameon=False
+    )
     return figure
 
 
