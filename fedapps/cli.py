@@ -89,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
 
     plot = _verb(verbs, "plot", _plot, "draw the plots of a run again, or of several runs in one picture")
     plot.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
-    plot.add_argument("--out", type=Path, help="folder for the pictures (default: plots/ of the first run)")
+    plot.add_argument(
+        "--out", type=Path, help="folder for the pictures (default: plots/ in the run, of several runs plots/ here)"
+    )
     plot.add_argument("--tensorboard", action="store_true", help="write TensorBoard events of each run too")
 
     summary = _verb(verbs, "summary", _summary, "print the results of a run, and write its summary.json again")
@@ -437,7 +439,8 @@ def _objection(config: Mapping[str, Any]) -> str | None:
 def _plot(args: argparse.Namespace) -> int:
     from fedapps.results.plots import plot_runs
 
-    for file in plot_runs(args.runs, args.out and args.out.expanduser().absolute()):
+    out = args.out or (Path("plots") if len(args.runs) > 1 else None)  # a picture of several is none of the first's
+    for file in plot_runs(args.runs, out and out.expanduser().absolute()):
         print(file)
     if args.tensorboard:
         from fedapps.results.tensorboard import write_events

@@ -35,6 +35,8 @@ def main(grid: Grid, context: Context) -> None:
     except BaseException as error:
         told = isinstance(error, UserError | RunFailed)
         reason = str(error) if told else f"{type(error).__name__}: {error}"
+        if isinstance(error, KeyboardInterrupt):
+            reason = "stopped"
         run.end(reason)
         log(ERROR, "run failed: %s", reason)
         if any("metrics" in row for row in run.rows()):

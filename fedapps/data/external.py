@@ -114,8 +114,8 @@ def _hub(name: str) -> datasets.DatasetDict:
     except Exception as error:  # the library raises a dozen kinds for: offline, unknown, gated, no configuration
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"data: 'hf:{name}' cannot be had from the Hugging Face hub ({reason}): give a local copy as "
-            f"'path:<folder>', or as `data-path` of the node"
+            f"data: 'hf:{name}' cannot be had from the Hugging Face hub ({reason}): name a local copy as "
+            f"path:<folder>, or set data-path=<folder that holds {dataset.split('/')[-1]}>"
         ) from error
 
 

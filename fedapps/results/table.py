@@ -50,7 +50,7 @@ def _caption(summary: Values) -> str:
     up, down = sent["per_round"]["up"], sent["per_round"]["down"]
     a_round = "" if seconds["per_round"] is None else f", {seconds['per_round']:.1f} s a round"
     lines = [
-        f"{size(sent['up'])} up, {size(sent['down'])} down ({size(up)} and {size(down)} a round)",
+        f"{size(sent['up'])} up, {size(sent['down'])} down ({size(up)} and {size(down)} a round, tests included)",
         f"{seconds['total']:.0f} s{a_round}",
     ]
     if summary["failures"]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -191,9 +192,8 @@ class Report:
     def notes(self) -> list[str]:
         """How to read the tables, and what is missing from them."""
         seeds, columns = ", ".join(map(str, self.plan.seeds)), " ".join(column for _, column in self.values)
-        found = [
-            f"Mean ± sd (n−1) over seeds {seeds}, after the last round, in percent; each participant counts alike."
-        ]
+        over = f"Mean ± sd (n−1) over seeds {seeds}" if len(self.plan.seeds) > 1 else f"Seed {seeds}"
+        found = [f"{over}, after the last round, in percent; each participant counts alike."]
         rows = chain(*(rows.values() for rows in self.values.values()))
         if any(0 < len(values) < len(self.plan.seeds) for values in rows):
             found.append("(1/3): one of three seeds has a value, and it alone is shown.")
@@ -202,7 +202,7 @@ class Report:
         if others := of_other_code(abouts):
             versions = len({about.get("code-hash") for about in abouts.values()})
             several = f"Cells of {versions} version{'s' * (versions > 1)} of the code"
-            found.append(f"{several}; not made by the present one alone: {others}.")
+            found.append(f"{several}; not made by the present one alone: {others}. Another run-name runs all anew.")
         found += [f"{label}: not run: {reason}" for label, reason in self.plan.refused.items()]
         for cell, result in self.results.items():
             if missed := ", ".join(f"{name} ({count})" for name, count in result.summary["failures"].items()):
@@ -221,9 +221,9 @@ class Report:
         with files[0].open("w", encoding="utf-8") as out, files[1].open("w", newline="", encoding="utf-8") as lines:
             print(f"# {', '.join(self.plan.algos)}\n\n`{command}`", file=out)
             for title, table in self.tables(box.MARKDOWN, across=1000, gap=" "):
-                with (console := Console(width=10_000)).capture() as held:
-                    console.print(table)
-                print(f"\n## {title}\n\n{held.get().strip()}", file=out)
+                held = StringIO()  # no terminal, whatever standard output is: no colours in the file
+                Console(file=held, width=10_000, color_system=None).print(table)
+                print(f"\n## {title}\n\n{held.getvalue().strip()}", file=out)
             print("", *(f"- {line}" for line in self.notes() + self.circumstances()), sep="\n", file=out)
             csv.writer(lines).writerows(self.lines())
         return files

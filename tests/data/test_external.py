@@ -288,7 +288,10 @@ def test_refusals(emoji, tmp_path):
         ),
         (lambda: load(one, "test"), "has no test split, only train"),
         (lambda: load(one, "train", columns={"label": "weight"}), "column 'weight'"),
-        (lambda: load("hf:someone/nothing", "train"), "give a local copy as 'path:<folder>', or as `data-path`"),
+        (
+            lambda: load("hf:someone/nothing", "train"),
+            "name a local copy as path:<folder>, or set data-path=<folder that holds nothing>",
+        ),
         (lambda: load("hf:x/y", "train", data_path=str(tmp_path / "gone")), "there is no folder"),
         (lambda: load("hf:", "train"), "'hf:' names no data set: write hf:<id> or path:<file or folder>"),
         (lambda: load("hf:someone/", "train", data_path=str(tmp_path)), "'hf:someone/' names no data set"),

@@ -282,6 +282,7 @@ def test_a_real_comparison_reuses_resumes_and_starts_cells(capsys: pytest.Captur
     assert "4 cells, 2 of them finished before" in told
     assert [file.read_bytes() for file in done] == before
     assert "resumed" in json.loads(about.read_text())
+    assert not any(file.suffix == ".safetensors" for file in plan["fedmrl-1"].folder.rglob("*")), "no models are left"
     local, fedmrl = csv.DictReader((about.parents[1] / "compare.csv").open())
     assert [local["finished seeds"], fedmrl["finished seeds"]] == ["1 2", "1 2"]
     assert float(local["bytes up a round mean"]) == 0 < float(fedmrl["bytes up a round mean"])
@@ -369,10 +370,12 @@ def test_own_mixes_and_tests_by_hand(tmp_path: Path) -> None:
     report.write(tmp_path, "fedapps compare")
 
 
-def test_files(report: Report, tmp_path: Path) -> None:
+def test_files(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal: none of its escapes may get into the file
     files = report.write(tmp_path, "fedapps compare algos=local,fedafd")
     assert [file.name for file in files] == ["compare.md", "compare.csv"]
     told = files[0].read_text().splitlines()
+    assert "\x1b" not in files[0].read_text()
     assert told[2] == "`fedapps compare algos=local,fedafd`"
     assert [line for line in told if line.startswith("## ")] == ["## Final metrics", "## accuracy by kind", "## Costs"]
     assert [" ".join(line.split()) for line in told if line.startswith("| fedafd")][:2] == [
