@@ -14,6 +14,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from clients import local
 from clients.base import Means, evaluate, local_epochs
 from fedapps.data.views import random_view
 from fedapps.learner import step, trainable
@@ -23,6 +24,7 @@ from fedapps.participant import Participant
 from fedapps.seeds import generator
 
 app = ClientApp()
+app.evaluate()(local.test)  # the own model needs nothing of the others
 
 
 @app.train("represent")
@@ -50,14 +52,6 @@ def train(msg: Message, context: Context) -> Message:
     metrics = muscle.contrast() | local_epochs(me)
     muscle.keep()
     return me.reply(metrics=metrics, evaluate=lambda: evaluate(me))
-
-
-@app.evaluate()
-def test(msg: Message, context: Context) -> Message:
-    """The test alone, for participants that did not train in this round."""
-    me = Participant(msg, context)
-    me.restore()
-    return me.reply(evaluate=lambda: evaluate(me))
 
 
 class FedMuscle:

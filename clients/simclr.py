@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 from torch.nn import functional as F
 
+from clients import local
 from clients.base import Means, evaluate, local_epochs
 from fedapps.data.views import random_view
 from fedapps.learner import step, trainable
@@ -20,6 +21,7 @@ from fedapps.methods import SimCLRParams
 from fedapps.participant import Participant
 
 app = ClientApp()
+app.evaluate()(local.test)  # the own model needs nothing of the others
 
 
 @app.train()
@@ -33,14 +35,6 @@ def train(msg: Message, context: Context) -> Message:
     metrics |= local_epochs(me)
     me.keep(contrastive=optimizer)
     return me.reply(metrics=metrics, evaluate=lambda: evaluate(me))
-
-
-@app.evaluate()
-def test(msg: Message, context: Context) -> Message:
-    """The test alone, for participants that did not train in this round."""
-    me = Participant(msg, context)
-    me.restore()
-    return me.reply(evaluate=lambda: evaluate(me))
 
 
 def contrast(me: Participant, params: SimCLRParams, optimizer: torch.optim.Optimizer) -> dict[str, float]:
