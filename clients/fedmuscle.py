@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from clients import local
 from clients.base import Means, evaluate, local_epochs
-from fedapps.data.views import random_view
+from fedapps.data.views import one_of
 from fedapps.learner import step, trainable
 from fedapps.losses import alignment, muscle_loss_from_tuples
 from fedapps.methods import FedMuscleParams
@@ -77,7 +77,8 @@ class FedMuscle:
         me = self.me
         x = me.public.input(me.model, self.modality, rows)
         if self.params.views:
-            x = random_view(x, generator(me.settings.seed, me.round, me.name, "view", rows.tolist()))
+            rng = generator(me.settings.seed, me.round, me.name, "view", rows.tolist())
+            x = one_of(self.params.views, x, rows, rng, me.settings.seed)
         return nn.functional.normalize(me.model.represent(self.modality, x))
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from clients import local
 from clients.base import Means, evaluate, local_epochs
-from fedapps.data.views import random_view
+from fedapps.data.views import one_of
 from fedapps.learner import step, trainable
 from fedapps.losses import nt_xent
 from fedapps.methods import SimCLRParams
@@ -44,7 +44,8 @@ def contrast(me: Participant, params: SimCLRParams, optimizer: torch.optim.Optim
 
     def z(rows: Tensor) -> Tensor:
         x = me.public.input(me.model, me.spec.modalities[0], rows)
-        return F.normalize(me.model.represent(me.spec.modalities[0], random_view(x, me.rng)))
+        x = one_of(params.views, x, rows, me.rng, me.settings.seed)
+        return F.normalize(me.model.represent(me.spec.modalities[0], x))
 
     B = params.sizes(len(me.public))["B"]
     for _ in range(params.epochs):

@@ -84,13 +84,14 @@ class Holdings:
         return self._train[name]
 
     def test(self, name: str) -> Samples:
-        """The test samples of a participant; under a natural partition those of its own id, where there are any."""
+        """The test samples of a participant; under a natural partition those of its own id, unless test-on says all."""
         if name not in self._test:
             entry = self.scenario.by_name[name]
             data = entry.data
             samples = self._load(data, "test")
             rows = _labelled(samples, data)
-            if data.partition == "natural" and data.by is not None and data.by in samples:
+            own_only = data.partition == "natural" and data.test_on == "own"
+            if own_only and data.by is not None and data.by in samples:
                 own = np.unique(np.asarray(self.train(name)[data.by]))
                 mine = rows[np.isin(np.asarray(samples[data.by]), own)]
                 rows = mine if len(mine) else rows

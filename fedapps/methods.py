@@ -204,7 +204,9 @@ class FedMuscleParams(Params):
         description="what comes down: the others' representations, the loss's gradient (needs sync=batch), or the "
         "paper's message of a row for each of B^M tuples",
     )
-    views: bool = Field(False, description="each participant sees its own random view of a public sample")
+    views: int = Field(
+        0, ge=0, description="each sees another random one of so many views of a public sample; 0: the sample itself"
+    )
     learn_tau: bool = Field(False, description="learn τ^(N), each participant its own (beyond the paper)")
 
     @model_validator(mode="after")
@@ -240,6 +242,7 @@ class SimCLRParams(Params):
     batch_size: int = Field(32, ge=2, description="B: public samples in a contrastive step")
     learning_rate: float = Field(1e-3, gt=0, description="AdamW step of the contrastive phase")
     tau: float = Field(0.2, gt=0, description="temperature")
+    views: int = Field(16, ge=2, description="random views that a public sample has; two are drawn in each step")
 
     def sizes(self, public: int) -> dict[str, int]:
         """``B`` samples in a step."""
@@ -275,6 +278,7 @@ class SAGEParams(Params):
     kappa: float = Field(
         math.log(2) / 0.05, ge=0, description="κ: λ = exp(-κδ) halves with each ln 2 / κ of difference in confidence"
     )
+    views: int = Field(16, ge=1, description="random views that a public sample has; one is drawn in each step")
 
 
 class FedKDParams(Params):

@@ -51,6 +51,9 @@ class Data(_Part):
     size: int | None = Field(None, ge=1, description="training rows per participant; default: all of its partition")
     min_size: int = Field(2, ge=1, description="smaller partitions are refused")
     test_size: int | None = Field(None, ge=1, description="test rows; default: all")
+    test_on: Literal["own", "all"] = Field(
+        "own", description="test rows of the natural participant's own `by` values, or of all: data it has never met"
+    )
     one_per: str | None = Field(None, description="keep one row, drawn at random, per value of this column")
 
 

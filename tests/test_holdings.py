@@ -48,6 +48,13 @@ def test_natural_participants_are_tested_on_their_own_vendor() -> None:
         )
 
 
+def test_natural_participants_are_tested_on_all_if_they_ask() -> None:
+    held = Holdings(load_scenario("muscle-quick"), 1)
+    for name in ("tags-0", "subgroup-1", "group-0"):
+        assert len(set(held.train(name)["vendor"])) == 1
+        assert set(held.test(name)["vendor"]) == set(range(6))
+
+
 def captioned(folder: Path, pictures: int = 30, captions: int = 5) -> None:
     """Pictures with several captions each, as Flickr30k has them."""
     (folder / "pairs").mkdir(parents=True)

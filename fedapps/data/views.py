@@ -6,6 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedapps.seeds import generator
+
+
+def one_of(count: int, x: Tensor, rows: Tensor, rng: torch.Generator, seed: int, times: int = 1) -> Tensor:
+    """One of ``count`` random views of each sample, drawn by ``rng``; with ``times`` 2 a view of a view.
+
+    The views of a row are the same for everybody and in every round: what a frozen net makes of them is known then.
+    """
+    drawn = torch.randint(count, (len(x),), generator=rng)
+    views = []
+    for sample, row, number in zip(x.split(1), rows.tolist(), drawn.tolist(), strict=True):
+        own = generator(seed, "view", row, number)
+        for _ in range(times):
+            sample = random_view(sample, own)
+        views.append(sample)
+    return torch.cat(views)
+
 
 def random_view(x: Tensor, rng: torch.Generator, pad: int = 0) -> Tensor:
     """A view of each sample: of pictures uint8 ``[B, 3, H, W]`` a crop of 70–100 % of the side, flipped or not,

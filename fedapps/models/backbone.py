@@ -144,8 +144,8 @@ def _fill_in(net: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
 # -------------------------------------------------------------------------------------------- features
 
 SLICE = 32
-ROWS = 20_000
-"""Kept at most; 100 MB at 1,280 features."""
+ROWS = 40_000
+"""Kept at most; 200 MB at 1,280 features."""
 
 _KNOWN: dict[bytes, Tensor] = {}
 

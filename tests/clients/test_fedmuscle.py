@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 from clients import simclr
 from clients.fedmuscle import FedMuscle, align, represent, train
 from fedapps import wire
-from fedapps.data.views import random_view
+from fedapps.data.views import one_of, random_view
 from fedapps.losses import muscle_loss
 from fedapps.participant import Participant
 from fedapps.seeds import generator
@@ -67,8 +67,8 @@ def test_a_contrastive_step_by_hand(tmp_path: Path) -> None:
         torch.testing.assert_close(p.detach(), wanted, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("views", [False, True])
-def test_a_representation_is_the_same_when_it_is_sent_and_when_it_is_learned_from(views: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("views", [0, 16])
+def test_a_representation_is_the_same_when_it_is_sent_and_when_it_is_learned_from(views: int, tmp_path: Path) -> None:
     me = made("tags-0", tmp_path, {"next": {"rows": ROWS}}, **{"fedmuscle.views": views})
     sent = wire.unpack(represent(me.message, context()).content.array_records["public"])
     assert torch.equal(sent["rows"], ROWS)
@@ -79,7 +79,7 @@ def test_a_representation_is_the_same_when_it_is_sent_and_when_it_is_learned_fro
     assert torch.equal(muscle.z(ROWS[:16]).detach(), sent["z"][:16])
     other = FedMuscle(made("tags-0", tmp_path, server_round=3, **{"fedmuscle.views": views}))
     other.me.model.eval()
-    assert torch.equal(other.z(ROWS[:16]).detach(), sent["z"][:16]) != views, "another round, another view"
+    assert torch.equal(other.z(ROWS[:16]).detach(), sent["z"][:16]) == (not views), "another round, another view"
 
 
 def test_each_sees_its_own_view() -> None:
@@ -89,6 +89,19 @@ def test_each_sees_its_own_view() -> None:
     plain = torch.full((2, 3, 8, 8), 100, dtype=torch.uint8)
     seen = random_view(plain, generator("light"))
     assert all(len(set(picture.flatten().tolist())) == 1 and 79 <= picture.max() <= 121 for picture in seen)
+
+
+def test_a_row_has_the_same_views_whatever_it_comes_with() -> None:
+    x = torch.randint(0, 256, (40, 3, 16, 16), generator=generator("x"), dtype=torch.uint8)
+    rows = torch.arange(40)
+    seen = {
+        number: {picture.numpy().tobytes() for _ in range(30) for picture in one_of(3, x[part], rows[part], rng, 1)}
+        for number, part in enumerate((torch.tensor([7]), torch.tensor([7, 7, 7])))
+        for rng in [generator("rng", number)]
+    }
+    assert seen[0] == seen[1] and len(seen[0]) == 3
+    assert not seen[0] & {one_of(3, x[7:8], rows[7:8], generator("rng"), 2).numpy().tobytes()}, "another seed"
+    assert torch.equal(one_of(3, x, rows, generator("rng"), 1, times=0), x)
 
 
 def test_a_view_of_a_text_drops_words_and_keeps_the_rest_in_order() -> None:

@@ -30,8 +30,8 @@ def same(one: dict, two: dict, tolerance: float = 1e-3) -> bool:
 
 
 @pytest.mark.parametrize("others", [1, 3])
-@pytest.mark.parametrize("views", [False, True])
-def test_all_messages_give_the_same_training(others: int, views: bool, tiny: dict) -> None:
+@pytest.mark.parametrize("views", [0, 16])
+def test_all_messages_give_the_same_training(others: int, views: int, tiny: dict) -> None:
     tiny |= {"fedmuscle.num-sampled": others, "fedmuscle.views": views, "fedmuscle.batch-size": 16}
     each_batch = {
         kind: metrics(run({**tiny, "run-name": kind, "fedmuscle.sync": "batch", "fedmuscle.wire": kind}))
