@@ -107,20 +107,36 @@ def against(plan: Plan, result: Result, local: Result | None, rival: Result | No
     own = result.mean(result.summary["participants"], OWN_MIX) is not None
     metrics = [("", None), ("own mix ", OWN_MIX)] if own else [("", None)]
     for name, metric in metrics if plan.local is not None else ():
-        changes = [100 * (mine - other) / other for mine, other in pairs(result, local, metric) if other]
-        yield FINAL, f"Δ% {name}to {plan.local}", fmean(changes) if changes else None
+        yield FINAL, f"Δ% {name}to {plan.local}", change(result, local, metric)
     for name, metric in metrics if plan.rival is not None else ():
         higher = [100.0 * (mine > other) for mine, other in pairs(result, rival, metric)]
         yield FINAL, f"% {name}better than {plan.rival}", fmean(higher) if higher else None
 
 
-def pairs(result: Result, base: Result | None, metric: str | None) -> Iterator[tuple[float, float]]:
-    """A final metric, ``None`` for the primary one, of each participant that has it in both of two runs."""
+def in_detail(plan: Plan, seed: int, result: Result, local: Result | None) -> Iterator[Figure]:
+    """Δ% to Local of each kind of participant, and of each seed: the paired differences that a mean hides."""
+    kinds = list(dict.fromkeys(party["kind"] for party in result.summary["participants"].values()))
+    for kind in kinds if plan.local is not None and len(kinds) > 1 else ():
+        yield f"Δ% to {plan.local} by kind", f"Δ% {kind}", change(result, local, kind=kind)
+    if plan.local is not None and len(plan.seeds) > 1:
+        yield f"Δ% to {plan.local} by seed", f"Δ% seed {seed}", change(result, local)
+
+
+def change(result: Result, base: Result | None, metric: str | None = None, kind: str | None = None) -> float | None:
+    """Relative change in percent, mean over participants; ``None`` where nobody has the metric in both runs."""
+    changes = [100 * (mine - other) / other for mine, other in pairs(result, base, metric, kind) if other]
+    return fmean(changes) if changes else None
+
+
+def pairs(
+    result: Result, base: Result | None, metric: str | None, kind: str | None = None
+) -> Iterator[tuple[float, float]]:
+    """A final metric, ``None`` for the primary one, of each participant (of a kind) that has it in both of two runs."""
     if base is None or base is result:
         return
     for name, party in result.summary["participants"].items():
         mine, other = (run.final(name, metric or party["metric"]) for run in (result, base))
-        if mine is not None and other is not None:
+        if mine is not None and other is not None and kind in (None, party["kind"]):
             yield mine, other
 
 
@@ -160,7 +176,8 @@ class Report:
         plan, of = self.plan, {(cell.label, cell.seed): result for cell, result in self.results.items()}
         for cell, result in self.results.items():
             others = [of.get((label or "", cell.seed)) for label in (plan.local, plan.rival)]
-            figures = (finals(result), against(plan, result, *others), costs(result, plan.target))
+            detail = in_detail(plan, cell.seed, result, others[0])
+            figures = (finals(result), against(plan, result, *others), detail, costs(result, plan.target))
             for table, column, value in chain(*figures):
                 rows = found.setdefault((table, column), {label: [] for label in plan.algos})
                 rows[cell.label] += [] if value is None else [value]
@@ -174,7 +191,8 @@ class Report:
         sign, digits = "+" if column.startswith("Δ") else "", 2 if column.startswith("seconds") else 1
         text = f"{fmean(values):{sign}.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
         text = size(fmean(values)) if column.startswith("bytes") else text
-        return text if len(values) == len(self.plan.seeds) else f"{text} ({len(values)}/{len(self.plan.seeds)})"
+        whole = len(values) == len(self.plan.seeds) or column.startswith("Δ% seed ")
+        return text if whole else f"{text} ({len(values)}/{len(self.plan.seeds)})"
 
     def tables(self, look: box.Box, across: int, gap: str) -> Iterator[tuple[str, Table]]:
         """Titles and tables, each of ``across`` columns at most; ``gap`` follows the first word of their heads."""
@@ -194,7 +212,7 @@ class Report:
         seeds, columns = ", ".join(map(str, self.plan.seeds)), " ".join(column for _, column in self.values)
         over = f"Mean ± sd (n−1) over seeds {seeds}" if len(self.plan.seeds) > 1 else f"Seed {seeds}"
         found = [f"{over}, after the last round, in percent; each participant counts alike."]
-        rows = chain(*(rows.values() for rows in self.values.values()))
+        rows = chain(*(rows.values() for (_, column), rows in self.values.items() if " seed " not in column))
         if any(0 < len(values) < len(self.plan.seeds) for values in rows):
             found.append("(1/3): one of three seeds has a value, and it alone is shown.")
         found += [hint for part, hint in HINTS.items() if part in columns]

@@ -315,6 +315,10 @@ def test_table_by_hand(report: Report) -> None:
         "server r1_sum": "4.0 (1/2)",
         "Δ% to local": "-",
         "% better than local": "-",
+        "Δ% image": "-",
+        "Δ% text": "-",
+        "Δ% seed 1": "-",
+        "Δ% seed 2": "-",
         "rounds to 30": "-",
         "bytes to 30": "-",
         "seconds to 30": "-",
@@ -329,6 +333,10 @@ def test_table_by_hand(report: Report) -> None:
         "server r1_sum": "6.0 ± 0.0",
         "Δ% to local": "+25.0 (1/2)",  # image-0 +50 %, image-1 0 %; text-0 had 0
         "% better than local": "66.7 (1/2)",  # image-1 is level
+        "Δ% image": "+25.0 (1/2)",
+        "Δ% text": "-",
+        "Δ% seed 1": "+25.0",
+        "Δ% seed 2": "-",
         "rounds to 30": "2.0 ± 0.0",  # 80/3, then 110/3
         "bytes to 30": "7.70 kB",  # 2 · (350 up + 3500 down)
         "seconds to 30": "30.00 ± 0.00",  # 10 + 20
@@ -377,7 +385,13 @@ def test_files(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     told = files[0].read_text().splitlines()
     assert "\x1b" not in files[0].read_text()
     assert told[2] == "`fedapps compare algos=local,fedafd`"
-    assert [line for line in told if line.startswith("## ")] == ["## Final metrics", "## accuracy by kind", "## Costs"]
+    assert [line for line in told if line.startswith("## ")] == [
+        "## Final metrics",
+        "## accuracy by kind",
+        "## Δ% to local by kind",
+        "## Δ% to local by seed",
+        "## Costs",
+    ]
     assert [" ".join(line.split()) for line in told if line.startswith("| fedafd")][:2] == [
         "| fedafd | 50.0 ± 4.7 | 6.0 ± 0.0 | +25.0 (1/2) | 66.7 (1/2) |",
         "| fedafd | 50.0 ± 7.1 | 50.0 ± 0.0 |",
