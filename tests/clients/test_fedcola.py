@@ -9,8 +9,10 @@ from clients import fedcola
 from clients.fedcola import fold, gate
 from clients.fedprox import distance
 from fedapps import wire
+from fedapps.learner import build_optimizer, set_rate
 from fedapps.models import build_encoder
 from fedapps.models.unified import linears
+from fedapps.scenario import Train
 from tests.helpers import context, participant
 
 IDS = torch.tensor([[5, 9, 2, 0], [7, 0, 0, 0]])
@@ -71,6 +73,14 @@ def test_a_round_of_one_participant(trains: bool, tmp_path: Path) -> None:
     me = participant("text-0", tmp_path, records, **{**options, **other})
     differs = wire.unpack(fedcola.train(me.message, context()).content["model"])
     assert any(not torch.equal(w, differs[n]) for n, w in up.items())
+
+
+def test_the_rate_decays_by_round() -> None:
+    train = Train.model_validate({"learning-rate": 1e-4, "decay": 0.99})
+    optimizer = build_optimizer(train, torch.nn.Linear(1, 1).parameters())
+    for server_round, wanted in ((0, 1e-4), (1, 1e-4), (3, 0.9801e-4)):
+        set_rate(optimizer, train, server_round, 30)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
 
 
 def test_fedprox_distance() -> None:
