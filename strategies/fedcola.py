@@ -40,12 +40,10 @@ class FedCola(Towers):
     def averaged(self, t: str, name: str, w: Tensor, replies: Mapping[str, list[Reply]]) -> Tensor:
         """w_t ← w_t + Ω ∇w̄: for attention Σ_{S_t ∪ S_q} n_k (w_k - w_t) / (N_t + N_q), for all else
         Σ_{S_t} n_k (w_k - w_t) / (N_t + N_q), or without compensation / N_t. N_q = 0 where nobody of q replied."""
-        params, place = self.params, self.places[t][name]
-        own = replies[t]
-        others = [reply for q in self.partners(t, place.modality) for reply in replies[q]] if params.collab else []
-        holders = own + others if place.part == "attention" else own
-        counted = own + others if params.compensate else holders
-        N = sum(reply.num_examples for reply in counted)
+        params, place, own = self.params, self.places[t][name], replies[t]
+        both = [reply for q in self.having(place.modality) for reply in replies[q]] if params.collab else own
+        holders = both if place.part == "attention" else own
+        N = sum(reply.num_examples for reply in (both if params.compensate else holders))
         new = [reply.records["model"][name] for reply in holders]
         return moved(w, new, [reply.num_examples for reply in holders], N, params.aggregate == "sequential")
 

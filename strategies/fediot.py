@@ -24,7 +24,7 @@ class FedIoT(Towers):
         """Σ a_k n_k w_k / Σ a_k n_k over those that share the tensor; a_k = α with several modalities, else 1."""
         place = self.places[t][name]
         shared = place.part in ("attention", "mlp", "norm")
-        holders = {q: replies[q] for q in (t, *(self.partners(t, place.modality) if shared else ()))}
+        holders = {q: replies[q] for q in (self.having(place.modality) if shared else [t])}
         weights = [self.weight(q) * reply.num_examples for q, sent in holders.items() for reply in sent]
         new = [reply.records["model"][name] for sent in holders.values() for reply in sent]
         return moved(w, new, weights, sum(weights))

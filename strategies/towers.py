@@ -23,6 +23,7 @@ class Towers(FedAvg):
         self.places: dict[str, dict[str, Place]] = {}  # type -> tensor -> what it is
         self.modalities: dict[str, tuple[str, ...]] = {}  # of each type
         super().setup()
+        self.modalities = {t: self.modalities[t] for t in self.group.values()}  # in the scenario's order
 
     def first_model(self, name: str) -> Model:
         model, t = super().first_model(name), self.group[name]
@@ -43,9 +44,9 @@ class Towers(FedAvg):
         """The new value of type t's tensor ``name``, which was ``w``, from the replies of each type."""
         raise NotImplementedError
 
-    def partners(self, t: str, modality: str) -> list[str]:
-        """The other types that have this modality."""
-        return [q for q in self.theta if q != t and modality in self.modalities[q]]
+    def having(self, modality: str) -> list[str]:
+        """The types that have this modality."""
+        return [t for t, modalities in self.modalities.items() if modality in modalities]
 
 
 def moved(w: Tensor, new: Iterable[Tensor], weights: Iterable[float], total: float, sequential: bool = False) -> Tensor:

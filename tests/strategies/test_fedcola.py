@@ -119,6 +119,7 @@ def test_sequential_is_the_released_codes_interpolation() -> None:
         made = server(**{"fedcola.aggregate": "sequential"})
         made.aggregate(replies(made, {n: float(n == name) for n in names}, dict.fromkeys(names, 5)))
         shares.append(moves(made, "image-0", "image", "attention"))
+        assert moves(made, "mm-0", "image", "attention") == shares[-1], "in the scenario's order for every type"
     assert [*shares, 1 - sum(shares)] == pytest.approx([0.148, 0.222, 0.333, 0.297], abs=1e-3)
 
 
