@@ -58,6 +58,7 @@ def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
         yield f"{where}: its server must have modality {'-'.join(needs.server_modalities)}, not {server.modality}"
     if server is not None and needs.server_tasks and server.task.name not in needs.server_tasks:
         yield f"{where}: its server's task must be {' or '.join(needs.server_tasks)}, not {server.task.name}"
+    yield from (f"{where}: {line}" for line in _unlike_towers(scenario) if needs.towers)
     first = {entry.modality: entry for entry in reversed(scenario.participants)}
     for participant in scenario.participants:
         like = first[participant.modality]
@@ -74,6 +75,24 @@ def unmet(algo: str, scenario: Scenario) -> Iterator[str]:
                 f"{where}: participants '{participant.name}' have task {participant.task.name}; it can do "
                 f"{', '.join(needs.tasks)}"
             )
+
+
+def _unlike_towers(scenario: Scenario) -> Iterator[str]:
+    """Encoders that are no unified Transformers, or others than those that they are to be averaged with."""
+    first: dict[str, Any] = {}
+    sizes: dict[str, str] = {}
+    for participant in scenario.participants:
+        for modality, spec in participant.model.items():
+            who = f"participants '{participant.name}'"
+            if spec.name != "unified":
+                yield f"it averages unified Transformers, and {who} have the {modality} model {spec.name}"
+            elif spec != first.setdefault(modality, spec):
+                yield f"it averages the {modality} models of all types, and {who} have another; give all the same"
+            else:
+                sizes.setdefault(str(spec.options.get("size", "tiny")), f"{who} have {modality} models of size")
+    if len(sizes) > 1:
+        told = ", ".join(f"{who} {size}" for size, who in sizes.items())
+        yield f"towers of both modalities must have one size: {told}"
 
 
 def _server_problems(scenario: Scenario, holdings: Holdings) -> Iterator[str]:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from fedapps import wire
 from fedapps.holdings import holdings
 from fedapps.learner import build_encoders, build_learner, build_shared
-from fedapps.methods import Method, Params, Record, method
+from fedapps.methods import FedColaParams, Method, Params, Record, method
 from fedapps.models import Model
+from fedapps.models.unified import linears
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings
 from fedapps.tasks import METRICS
@@ -117,6 +118,14 @@ def layout(spec: str, contract: Contract) -> Layout:
             return {} if symbols is None else {"labels": ("int64", _shape(contract, symbols))}
         case "own model":
             return layout_of(build_learner(party, scenario.dim, contract.classes, 0)[0].state_dict())
+        case "auxiliary weights":  # of linear layers, of the shapes of the own ones; for one modality only
+            params = Settings.parse(contract.settings).params
+            assert isinstance(params, FedColaParams)
+            if len(party.modalities) > 1:
+                return {}
+            model = build_learner(party, scenario.dim, contract.classes, 0)[0]
+            layers = linears(model.encoders[party.modalities[0]], params.aux)
+            return layout_of({name: layer.weight for name, layer in layers.items()})
     raise WireError(f"scenario {scenario.name} has no {spec}")
 
 

@@ -79,8 +79,9 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, train: Train, server_round: int, num_rounds: int) -> None:
-    """Set the learning rate of a round: cosine over the rounds, and a tenth from each milestone on."""
+    """Set the learning rate of a round: cosine over the rounds, a tenth from each milestone on, ``decay`` a round."""
     rate = train.learning_rate * 0.1 ** sum(server_round >= m for m in train.milestones)
+    rate *= train.decay ** max(server_round - 1, 0)
     if train.schedule == "cosine":
         rate *= 0.5 * (1 + np.cos(np.pi * max(server_round - 1, 0) / num_rounds))
     for group in optimizer.param_groups:

@@ -81,6 +81,7 @@ class Needs:
     server_tasks: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()  # of participants; empty: any
     same_model: bool = False  # all participants of a modality have one and the same model
+    towers: bool = False  # all models are `unified`, those of one modality alike, and all of one size
     shared: bool = False  # a `shared` model for each modality of the participants
 
 
@@ -292,6 +293,38 @@ class FedKDParams(Params):
         return self.t_start != self.t_end
 
 
+class FedProxParams(Params):
+    """FedProx. The default of mu is that of FedCola's comparison."""
+
+    mu: float = Field(0.001, ge=0, description="weight µ of the proximal term")
+    norm: Literal["l2sq", "l2"] = Field(
+        "l2sq", description="µ/2 Σ ‖w - w_t‖², or a norm for each tensor that is not squared (FedCola's released code)"
+    )
+
+
+class FedIoTParams(Params):
+    """FedIoT. The default is that of the authors' code."""
+
+    alpha: float = Field(100.0, gt=0, description="α: weight of a sample of participants with several modalities")
+
+
+class FedColaParams(Params):
+    """FedCola. Defaults are the paper's; three switches for its ablation, the last for its released code."""
+
+    collab: bool = Field(True, description="attention is averaged across types of participants (ablation switch)")
+    compensate: bool = Field(
+        True, description="all else moves by the attention's share of the own type; needs collab (ablation switch)"
+    )
+    complementary: bool = Field(
+        True, description="one modality's participants train with the other's weights W_out (ablation switch)"
+    )
+    aux: Literal["attn", "mlp", "all"] = Field("all", description="linear layers of a block that W_out comes for")
+    aux_trainable: bool = Field(True, description="W_out is trained too, not only its gate g")
+    aggregate: Literal["mean", "sequential"] = Field(
+        "mean", description="true means, or each participant in turn pulls at what those before it left (released code)"
+    )
+
+
 HEAD = {"weight": "C d", "bias": "C"}
 REPRESENTATIONS = {"image": "P d", "text": "P d"}
 
@@ -305,6 +338,11 @@ ALIGNMENT: dict[str, Record] = {
 
 ALONE = Exchange(metrics=("task_loss",))
 """Training of participants whose labels nobody else has: nothing crosses."""
+
+WHOLE_MODEL = {
+    "train": Exchange(down={"model": "own model"}, up={"model": "own model"}, metrics=("task_loss",)),
+    "evaluate": Exchange(down={"model": "own model"}),
+}
 
 METHODS: dict[str, Method] = {
     "local": Method(
@@ -341,9 +379,40 @@ METHODS: dict[str, Method] = {
         paper="AISTATS 2017, arXiv 1602.05629",
         strategy="strategies.fedavg:FedAvg",
         client="clients.fedavg:app",
-        needs=Needs(same_model=True, tasks=("classification",)),
+        needs=Needs(same_model=True, tasks=("classification", "multilabel", "retrieval")),
+        wire=WHOLE_MODEL,
+    ),
+    "fedprox": Method(
+        title="FedProx",
+        paper="MLSys 2020, arXiv 1812.06127",
+        strategy="strategies.fedprox:FedProx",
+        client="clients.fedprox:app",
+        params=FedProxParams,
+        needs=Needs(same_model=True, tasks=("classification", "multilabel", "retrieval")),
+        wire=WHOLE_MODEL,
+    ),
+    "fediot": Method(
+        title="FedIoT",
+        paper="Multimodal Federated Learning on IoT Data, IoTDI 2022, arXiv 2109.04833",
+        strategy="strategies.fediot:FedIoT",
+        client="clients.fediot:app",
+        params=FedIoTParams,
+        needs=Needs(towers=True, same_model=True, tasks=("classification", "multilabel", "retrieval")),
+        wire=WHOLE_MODEL,
+    ),
+    "fedcola": Method(
+        title="FedCola",
+        paper="ECCV 2024, arXiv 2404.12467",
+        strategy="strategies.fedcola:FedCola",
+        client="clients.fedcola:app",
+        params=FedColaParams,
+        needs=Needs(towers=True, same_model=True, tasks=("classification", "multilabel", "retrieval")),
         wire={
-            "train": Exchange(down={"model": "own model"}, up={"model": "own model"}, metrics=("task_loss",)),
+            "train": Exchange(
+                down={"model": "own model", "aux": "auxiliary weights"},
+                up={"model": "own model"},
+                metrics=("task_loss", "gate"),
+            ),
             "evaluate": Exchange(down={"model": "own model"}),
         },
     ),

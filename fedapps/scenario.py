@@ -67,6 +67,7 @@ class Train(_Part):
     weight_decay: float = Field(0.0, ge=0)
     clip: float | None = Field(None, gt=0, description="largest gradient norm")
     schedule: Literal["constant", "cosine"] = Field("constant", description="of the learning rate, over the rounds")
+    decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate from one round to the next")
     milestones: list[int] = Field(default_factory=list, description="rounds at which the rate is divided by ten")
 
 

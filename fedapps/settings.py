@@ -36,6 +36,7 @@ class Settings(BaseModel):
     evaluate_every: int = Field(1, ge=1, description="rounds from one test to the next; the last round has one too")
     seed: int = Field(1, ge=0, lt=2**63, description="of every random draw, the partition of the data included")
     fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
+    sample_by: Literal["all", "kind"] = Field("all", description="draw that share of all participants, or of each kind")
     min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
     round_timeout: float = Field(
         3600.0, gt=0, description="seconds to wait for participants and for replies of a phase"

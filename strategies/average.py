@@ -61,8 +61,12 @@ class Average(Strategy):
         """The first θ of the group that participant ``name`` belongs to."""
         raise NotImplementedError
 
+    def types(self) -> dict[str, str]:
+        """Participant -> the group that it belongs to."""
+        return groups(self)
+
     def setup(self) -> None:
-        self.group = groups(self)
+        self.group = self.types()
         first = {group: name for name, group in reversed(self.group.items())}
         self.theta = {group: self.build(name) for group, name in first.items()}
 

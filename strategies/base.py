@@ -243,11 +243,16 @@ class Strategy(FlowerStrategy):
 
     def sample(self) -> list[str]:
         """The participants of this round, drawn by seed and round from all names, whoever is there."""
-        names = sorted(self.scenario.by_name)
-        share = math.ceil(round(self.settings.fraction_train * len(names), 9))  # 0.07 of 100 is 7.000000000000001
-        count = max(share, min(self.settings.min_participants, len(names)))
-        order = torch.randperm(len(names), generator=generator(self.settings.seed, self.round, "sample"))
-        picked = {names[i] for i in order[:count]}
+        pools: dict[tuple[str, ...], list[str]] = {}
+        for name in sorted(self.scenario.by_name):
+            kind = [self.scenario.kind(name)] if self.settings.sample_by == "kind" else []
+            pools.setdefault(tuple(kind), []).append(name)
+        picked: set[str] = set()
+        for pool, names in pools.items():
+            share = math.ceil(round(self.settings.fraction_train * len(names), 9))  # 0.07 of 100 is 7.000000000000001
+            count = max(share, min(self.settings.min_participants, len(names)))
+            order = torch.randperm(len(names), generator=generator(self.settings.seed, self.round, "sample", *pool))
+            picked |= {names[i] for i in order[:count]}
         return [name for name in self.scenario.by_name if name in picked]
 
     # --------------------------------------------------------------------------------------- an exchange

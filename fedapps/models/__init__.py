@@ -2,7 +2,8 @@
 
 Images: ``cnn``, ``cnn-1`` … ``cnn-5`` (FedMRL's), ``resnet18``, ``resnet50``, ``resnet101``, ``lite0`` (pretrained by a
 package), ``timm:<name>``. Text: ``bag``, ``bigru``, ``transformer``, ``minilm`` (pretrained by a package),
-``hf:<name or folder>``. One's own: ``module:function``, called with ``dim=`` and the options, returns an ``Encoder``.
+``hf:<name or folder>``. Both: ``unified``. One's own: ``module:function``, called with ``dim=`` and the options,
+returns an ``Encoder``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedapps.models.image import Cnn, MrlCnn, ResNet, Timm
 from fedapps.models.options import call
 from fedapps.models.packages import LITE0, MINILM
 from fedapps.models.text import Bag, BiGru, HuggingFace, Transformer
+from fedapps.models.unified import UnifiedImage, UnifiedText
 
 __all__ = [
     "GFF",
@@ -40,12 +42,14 @@ MODELS: dict[str, dict[str, Callable[..., Encoder]]] = {
         **{f"cnn-{number}": partial(MrlCnn, number) for number in MrlCnn.WIDTHS},
         **{name: partial(ResNet, name) for name in ("resnet18", "resnet50", "resnet101")},
         "lite0": partial(Timm, "tf_efficientnet_lite0", pretrained=LITE0),
+        "unified": UnifiedImage,
     },
     "text": {
         "bag": Bag,
         "bigru": BiGru,
         "transformer": Transformer,
         "minilm": partial(HuggingFace, MINILM, pooling="mean"),
+        "unified": UnifiedText,
     },
 }
 LIBRARIES: dict[str, tuple[str, Callable[..., Encoder]]] = {

@@ -186,7 +186,7 @@ class Timm(ImageBackbone):
         frozen: bool = False,
         hidden: PositiveInt | None = None,
     ) -> None:
-        net = _timm(name, pretrained)
+        net = timm_net(name, pretrained)
         default = net.pretrained_cfg
         if size is None and default.get("fixed_input_size"):
             size = tuple(default["input_size"][-2:])
@@ -202,7 +202,7 @@ class Timm(ImageBackbone):
         )
 
 
-def _timm(name: str, pretrained: bool | str) -> Any:
+def timm_net(name: str, pretrained: bool | str) -> Any:
     """A net of timm without classifier."""
     import timm  # slow to import, needed here only
 

@@ -33,7 +33,7 @@ def _ids(token: str, buckets: int, trigrams: bool) -> tuple[int, ...]:
     return tuple(1 + crc32(part.encode()) % (buckets - 1) for part in dict.fromkeys(parts))
 
 
-class _Hashed(TextEncoder):
+class HashedText(TextEncoder):
     trigrams = False
 
     def __init__(self, dim: int, buckets: int, max_length: int) -> None:
@@ -53,7 +53,7 @@ class _Hashed(TextEncoder):
         return ids
 
 
-class Bag(_Hashed):
+class Bag(HashedText):
     """The mean vector of words and character trigrams, then two linear layers: 541k parameters at dim 64.
 
     An empty text has the zero vector as its mean.
@@ -77,7 +77,7 @@ class Bag(_Hashed):
         return self.project(self.embed(x))
 
 
-class BiGru(_Hashed):
+class BiGru(HashedText):
     """A bidirectional GRU over words, pooled by attention. An empty text is one padding word.
 
     ``relu`` makes the representation non-negative, as the released FedAFD does: it then cannot align with
@@ -111,7 +111,7 @@ class BiGru(_Hashed):
         return z.relu() if self.relu else z
 
 
-class Transformer(_Hashed):
+class Transformer(HashedText):
     """A small pre-norm Transformer over words, read off at a class token; padding is masked."""
 
     @validate_call

@@ -1,6 +1,7 @@
 """The loop: waiting, sampling, failures that harm nobody, resuming, all in one process."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -175,10 +176,23 @@ def test_odd_metrics_are_dropped_like_any_bad_reply(record: object, tiny: dict) 
 )
 def test_a_share_of_the_participants_is_drawn(fraction: float, at_least: int, count: int) -> None:
     """0.07 · 100 is 7.000000000000001 in binary."""
-    settings = SimpleNamespace(fraction_train=fraction, min_participants=at_least, seed=1)
+    settings = SimpleNamespace(fraction_train=fraction, sample_by="all", min_participants=at_least, seed=1)
     scenario = SimpleNamespace(by_name={f"a-{i}": None for i in range(100)})
     drawn = Strategy.sample(SimpleNamespace(settings=settings, scenario=scenario, round=1))  # type: ignore[arg-type]
     assert len(set(drawn)) == len(drawn) == count
+
+
+def test_a_share_of_each_kind_is_drawn() -> None:
+    settings = SimpleNamespace(fraction_train=0.25, sample_by="kind", min_participants=1, seed=1)
+    counts = {"image": 12, "text": 12, "mm": 8, "one": 1}
+    names = {f"{kind}-{i}": None for kind, count in counts.items() for i in range(count)}
+    scenario = SimpleNamespace(by_name=names, kind=lambda name: name.partition("-")[0])
+    drawn = [
+        Strategy.sample(SimpleNamespace(settings=settings, scenario=scenario, round=r))  # type: ignore[arg-type]
+        for r in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert Counter(name.partition("-")[0] for name in drawn[0]) == {"image": 3, "text": 3, "mm": 2, "one": 1}
 
 
 def test_before_its_first_training_a_participant_is_tested_without_fusion(tiny: dict) -> None:

@@ -1,0 +1,63 @@
+"""What FedIoT and FedCola share: a model for each type of participant, whose towers are averaged across types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+from fedapps.models import Model
+from fedapps.models.unified import Place, places
+from strategies.base import Reply
+from strategies.fedavg import FedAvg
+
+
+class Towers(FedAvg):
+    """One model θ_t for each type t: participants of one modality, task and label set.
+
+    All towers of all types start from one seed, for weights that start apart have no meaningful mean. A tensor's name
+    says its modality, so types have a tensor in common where it has the same name.
+    """
+
+    def setup(self) -> None:
+        self.places: dict[str, dict[str, Place]] = {}  # type -> tensor -> what it is
+        self.modalities: dict[str, tuple[str, ...]] = {}  # of each type
+        super().setup()
+        self.modalities = {t: self.modalities[t] for t in self.group.values()}  # in the scenario's order
+
+    def first_model(self, name: str) -> Model:
+        model, t = super().first_model(name), self.group[name]
+        self.places[t], self.modalities[t] = places(model), self.scenario.by_name[name].modalities
+        return model
+
+    def aggregate(self, replies: Mapping[str, Reply]) -> None:
+        """Every tensor of every type by ``averaged``, from the old ones."""
+        by_type: dict[str, list[Reply]] = {t: [] for t in self.theta}
+        for name, reply in replies.items():
+            by_type[self.group[name]].append(reply)
+        self.theta = {
+            t: {name: self.averaged(t, name, w, by_type) for name, w in tensors.items()}
+            for t, tensors in self.theta.items()
+        }
+
+    def averaged(self, t: str, name: str, w: Tensor, replies: Mapping[str, list[Reply]]) -> Tensor:
+        """The new value of type t's tensor ``name``, which was ``w``, from the replies of each type."""
+        raise NotImplementedError
+
+    def having(self, modality: str) -> list[str]:
+        """The types that have this modality."""
+        return [t for t, modalities in self.modalities.items() if modality in modalities]
+
+
+def moved(w: Tensor, new: Iterable[Tensor], weights: Iterable[float], total: float, sequential: bool = False) -> Tensor:
+    """w + Σ_k n_k (w_k - w) / N, of w's dtype: the mean of ``new`` where the weights sum up to N = ``total``.
+
+    Where N is 0 w stays. ``sequential``: w ← w + n_k / N (w_k - w) for one k after the other, which keeps much of the
+    old w.
+    """
+    if total <= 0:
+        return w
+    start = now = w.double()
+    for w_k, n_k in zip(new, weights, strict=True):
+        now = now + n_k / total * (w_k.double() - (now if sequential else start))
+    return now.to(w.dtype)

@@ -1,0 +1,97 @@
+"""FedCola's gates, and FedProx's distance."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clients import fedcola
+from clients.fedcola import fold, gate
+from clients.fedprox import distance
+from fedapps import wire
+from fedapps.learner import build_optimizer, set_rate
+from fedapps.models import build_encoder
+from fedapps.models.unified import linears
+from fedapps.scenario import Train
+from tests.helpers import context, participant
+
+IDS = torch.tensor([[5, 9, 2, 0], [7, 0, 0, 0]])
+
+
+def gated(dtype: torch.dtype = torch.float32, g: float = 0.0):  # type: ignore[no-untyped-def]
+    """An encoder, its representations without gates, and with them."""
+    torch.manual_seed(1)
+    encoder = build_encoder("text", "unified", 64, buckets=64).to(dtype)
+    aux = {name: torch.randn_like(layer.weight) / 8 for name, layer in linears(encoder).items()}
+    before, names = encoder.encode(IDS), list(encoder.state_dict())
+    gates = gate(encoder, aux, learns=True)
+    for each in gates:
+        each.g.data.fill_(g)
+    return encoder, gates, names, before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_closed_gate_is_the_plain_transformer(dtype: torch.dtype) -> None:
+    encoder, gates, _, before = gated(dtype)
+    assert len(gates) == 16 and torch.equal(encoder.encode(IDS), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_folded_is_gated(dtype: torch.dtype) -> None:
+    encoder, _, names, before = gated(dtype, g=0.3)
+    z = encoder.encode(IDS)
+    assert z.dtype == dtype and not torch.allclose(z, before, atol=0.05)
+    fold(encoder)
+    assert torch.equal(encoder.encode(IDS), z)
+    assert sorted(encoder.state_dict()) == sorted(names)
+
+
+def test_gates_learn_first_and_the_other_weights_once_they_are_open() -> None:
+    encoder, gates, _, _ = gated()
+    encoder.encode(IDS).square().sum().backward()
+    assert all(each.g.grad.abs() > 0 for each in gates[:4]) and all(not each.W_out.grad.any() for each in gates)
+    opened, gates, _, _ = gated(g=0.1)
+    opened.encode(IDS).square().sum().backward()
+    assert all(each.W_out.grad.any() for each in gates[:4])
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_round_of_one_participant(trains: bool, tmp_path: Path) -> None:
+    options = {"algo": "fedcola", "scenario": "cola-tiny", "fedcola.aux-trainable": trains}
+    model = participant("text-0", tmp_path, **options).model
+    aux = {name: torch.randn_like(layer.weight) / 8 for name, layer in linears(model.encoders["text"]).items()}
+    records = {"model": model.state_dict(), "aux": aux}
+    replies = []
+    for _ in range(2):
+        me = participant("text-0", tmp_path, records, **options)
+        replies.append(fedcola.train(me.message, context()).content)
+    up, again = (wire.unpack(reply["model"]) for reply in replies)
+    assert {n: w.shape for n, w in up.items()} == {n: w.shape for n, w in model.state_dict().items()}
+    assert all(torch.equal(w, again[n]) for n, w in up.items()), "nothing is kept between rounds"
+    assert replies[0]["metrics"]["gate"] > 0
+    other = {"fedcola.aux-trainable": not trains}
+    me = participant("text-0", tmp_path, records, **{**options, **other})
+    differs = wire.unpack(fedcola.train(me.message, context()).content["model"])
+    assert any(not torch.equal(w, differs[n]) for n, w in up.items())
+
+
+def test_the_rate_decays_by_round() -> None:
+    train = Train.model_validate({"learning-rate": 1e-4, "decay": 0.99})
+    optimizer = build_optimizer(train, torch.nn.Linear(1, 1).parameters())
+    for server_round, wanted in ((0, 1e-4), (1, 1e-4), (3, 0.9801e-4)):
+        set_rate(optimizer, train, server_round, 30)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(wanted)
+
+
+def test_fedprox_distance() -> None:
+    layer = torch.nn.Linear(2, 1)
+    w_t = [w.detach().clone() for w in layer.parameters()]
+    assert distance(layer, w_t, "l2sq") == 0
+    distance(layer, w_t, "l2").backward()
+    assert all(w.grad is not None and not w.grad.any() for w in layer.parameters()), "no NaN at the start"
+    with torch.no_grad():
+        layer.weight += torch.tensor([[3.0, 4.0]])
+        layer.bias += 2
+    assert distance(layer, w_t, "l2sq").item() == pytest.approx(29) and distance(
+        layer, w_t, "l2"
+    ).item() == pytest.approx(7)
