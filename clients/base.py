@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedapps import learner
+from fedapps.data.views import one_of
 from fedapps.learner import Represent, plain
 from fedapps.participant import Participant
 
@@ -51,6 +52,13 @@ def public_probabilities(me: Participant) -> Tensor:
     chunks = torch.arange(len(me.public)).split(256)
     logits = [learner.forward(me.spec, me.model, me.public, rows, plain(me.model)).cpu() for rows in chunks]
     return probabilities(me, torch.cat(logits))
+
+
+def public_view(me: Participant, rows: Tensor, count: int, rng: torch.Generator, times: int = 1) -> Tensor:
+    """One of ``count`` random views of public rows, as the model takes them; with ``times`` 2 a view of a view."""
+    modality = me.spec.modalities[0]
+    x = me.public.input(me.model, modality, rows)
+    return one_of(count, x, rows, rng, me.settings.seed, times, getattr(me.model.encoders[modality], "pad", 0))
 
 
 def class_means(rows: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:

@@ -15,8 +15,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
 from clients import local
-from clients.base import Means, evaluate, local_epochs
-from fedapps.data.views import one_of
+from clients.base import Means, evaluate, local_epochs, public_view
 from fedapps.learner import step, trainable
 from fedapps.losses import alignment, muscle_loss_from_tuples
 from fedapps.methods import FedMuscleParams
@@ -75,10 +74,11 @@ class FedMuscle:
     def z(self, rows: Tensor) -> Tensor:
         """Unit representations [B, d] of public rows, of the same view whenever the same step is asked for."""
         me = self.me
-        x = me.public.input(me.model, self.modality, rows)
         if self.params.views:
             rng = generator(me.settings.seed, me.round, me.name, "view", rows.tolist())
-            x = one_of(self.params.views, x, rows, rng, me.settings.seed)
+            x = public_view(me, rows, self.params.views, rng)
+        else:
+            x = me.public.input(me.model, self.modality, rows)
         return nn.functional.normalize(me.model.represent(self.modality, x))
 
     @torch.no_grad()

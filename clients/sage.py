@@ -21,9 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients import local
-from clients.base import Means, evaluate, local_epochs, probabilities, public_probabilities, task_loss
+from clients.base import Means, evaluate, local_epochs, probabilities, public_probabilities, public_view, task_loss
 from fedapps import learner
-from fedapps.data.views import one_of
 from fedapps.learner import View, step
 from fedapps.methods import SAGEParams
 from fedapps.participant import Participant
@@ -67,11 +66,10 @@ def learn(me: Participant) -> dict[str, float]:
 def logits(me: Participant, rows: Tensor, views: int) -> Tensor:
     """[B, C] of random views of public rows: 1 is a weak view, 2 (one of another) a strong one."""
     assert isinstance(me.settings.params, SAGEParams)
-    count, seed = me.settings.params.views, me.settings.seed
+    count = me.settings.params.views
 
     def represent(view: View, modality: Modality, rows: Tensor) -> Tensor:
-        x = view.input(me.model, modality, rows)
-        return me.model.represent(modality, one_of(count, x, rows, me.rng, seed, views))
+        return me.model.represent(modality, public_view(me, rows, count, me.rng, views))
 
     return learner.forward(me.spec, me.model, me.public, rows, represent)
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clients import local
-from clients.base import Means, evaluate, local_epochs
-from fedapps.data.views import one_of
+from clients.base import Means, evaluate, local_epochs, public_view
 from fedapps.learner import step, trainable
 from fedapps.losses import nt_xent
 from fedapps.methods import SimCLRParams
@@ -43,9 +42,7 @@ def contrast(me: Participant, params: SimCLRParams, optimizer: torch.optim.Optim
     me.model.eval()
 
     def z(rows: Tensor) -> Tensor:
-        x = me.public.input(me.model, me.spec.modalities[0], rows)
-        x = one_of(params.views, x, rows, me.rng, me.settings.seed)
-        return F.normalize(me.model.represent(me.spec.modalities[0], x))
+        return F.normalize(me.model.represent(me.spec.modalities[0], public_view(me, rows, params.views, me.rng)))
 
     B = params.sizes(len(me.public))["B"]
     for _ in range(params.epochs):

@@ -141,8 +141,9 @@ class ByLabelSet(Strategy):
     def train_round(self, server_round: int) -> None:
         alone = [name for name in self.chosen if name not in self.group]
         together = [name for name in self.chosen if name in self.group]
+        good, needed = 0, min(self.settings.min_participants, len(self.chosen))  # of both phases together
         if alone:  # first, so that their random draws are those of a Local run
-            self.ask("alone", to=alone)
+            good = len(self.ask("alone", to=alone, least=0 if together else needed))
         if together:
-            replies = self.ask("train", each=self.content(together), to=together)
+            replies = self.ask("train", each=self.content(together), to=together, least=needed - good)
             self.sent |= {name: dict(reply.records) for name, reply in replies.items()}

@@ -263,6 +263,7 @@ class Strategy(FlowerStrategy):
         shared: Content | None = None,
         each: Mapping[str, Content] | None = None,
         to: list[str] | None = None,
+        least: int | None = None,
     ) -> dict[str, Reply]:
         """Send one phase to participants and return the good replies by name.
 
@@ -276,9 +277,11 @@ class Strategy(FlowerStrategy):
             Records for single participants.
         to : list[str] (default: this round's participants)
             Whom to ask.
+        least : int (default: ``min-participants``, or all where fewer are asked)
+            Good replies that a training phase needs.
 
         Replies that are an error, off the contract, not finite, or late are recorded and left out. Raises
-        ``RunFailed`` if fewer than ``min-participants`` of a training phase are good.
+        ``RunFailed`` if fewer than ``least`` of a training phase are good.
         """
         started = time.monotonic()
         self.step += 1
@@ -295,7 +298,8 @@ class Strategy(FlowerStrategy):
                     failures[name] = str(error)
         replies = {name: replies[name] for name in asked if name in replies}  # not in the order of arrival
         self.record(phase, asked, replies, failures, sent, time.monotonic() - started)
-        if phase != "evaluate" and len(replies) < min(self.settings.min_participants, len(asked)):
+        least = min(self.settings.min_participants, len(asked)) if least is None else least
+        if phase != "evaluate" and len(replies) < least:
             why = "; ".join(f"{name}: {failures[name]}" for name in asked if name in failures)
             raise RunFailed(
                 f"round {self.round}, {phase}: {len(replies)} good replies, min-participants is "

@@ -47,13 +47,17 @@ class FedMuscle(Strategy):
         return [rows for epoch in epochs for rows in epoch[:whole].split(sizes["K"])]
 
     def representations(self, replies: dict[str, Reply], rows: Tensor) -> dict[str, Tensor]:
-        """z^n by participant; without those that encoded other rows, as theirs would be no positives."""
+        """z^n by participant; without those that encoded other rows, as theirs would be no positives, or that sent rows
+        longer than 1, which would drown all others."""
         Z = {}
         for name, reply in replies.items():
-            if torch.equal(reply.records["public"]["rows"], rows):
-                Z[name] = reply.records["public"]["z"]
-            else:
+            z = reply.records["public"]["z"]
+            if not torch.equal(reply.records["public"]["rows"], rows):
                 self.leave_out("align", name, "it encoded other public rows than it was asked to")
+            elif z.norm(dim=1).max() > 1 + 1e-3:
+                self.leave_out("align", name, "its representations are longer than 1")
+            else:
+                Z[name] = z
         return Z
 
     def others(self, name: str, Z: dict[str, Tensor]) -> Content:

@@ -9,17 +9,20 @@ from torch.nn import functional as F
 from fedapps.seeds import generator
 
 
-def one_of(count: int, x: Tensor, rows: Tensor, rng: torch.Generator, seed: int, times: int = 1) -> Tensor:
+def one_of(
+    count: int, x: Tensor, rows: Tensor, rng: torch.Generator, seed: int, times: int = 1, pad: int = 0
+) -> Tensor:
     """One of ``count`` random views of each sample, drawn by ``rng``; with ``times`` 2 a view of a view.
 
-    The views of a row are the same for everybody and in every round: what a frozen net makes of them is known then.
+    The views of a row of ``x`` are the same for everybody and in every round: what a frozen net makes of them is known
+    then. ``pad`` is the id that fills up token ids.
     """
     drawn = torch.randint(count, (len(x),), generator=rng)
     views = []
     for sample, row, number in zip(x.split(1), rows.tolist(), drawn.tolist(), strict=True):
         own = generator(seed, "view", row, number)
         for _ in range(times):
-            sample = random_view(sample, own)
+            sample = random_view(sample, own, pad)
         views.append(sample)
     return torch.cat(views)
 

@@ -65,6 +65,8 @@ class ImageEncoder(Encoder):
 class TextEncoder(Encoder):
     """An encoder of texts, tokenised once: ``encode(tokenize(texts))``."""
 
+    pad: int = 0  # the id at the end of shorter texts
+
     def tokenize(self, texts: list[str]) -> Tensor:
         """int64 ids ``[N, L]``, padded at the end; ``L`` is at most the encoder's ``max_length``."""
         raise NotImplementedError

@@ -186,6 +186,7 @@ class HuggingFace(Backbone, TextEncoder):
             net.pooler = None  # BERT's extra layer for its own pretraining; unused here
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
+        self.pad = self.tokenizer.pad_token_id
         self.assemble(f"hf:{name} {pooling}", True, net.float(), net.config.hidden_size, lora, frozen, hidden)
 
     def tokenize(self, texts: list[str]) -> Tensor:
@@ -194,7 +195,7 @@ class HuggingFace(Backbone, TextEncoder):
         ]
 
     def features(self, x: Tensor) -> Tensor:
-        mask = (x != self.tokenizer.pad_token_id).long()
+        mask = (x != self.pad).long()
         states = self.net(input_ids=x, attention_mask=mask).last_hidden_state
         if self.pooling == "cls":
             return states[:, 0]

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 from clients import simclr
+from clients.base import public_view
 from clients.fedmuscle import FedMuscle, align, represent, train
 from fedapps import wire
 from fedapps.data.views import one_of, random_view
@@ -111,6 +112,14 @@ def test_a_view_of_a_text_drops_words_and_keeps_the_rest_in_order() -> None:
     assert 20 <= len(left) < 30 and left == sorted(left) and left[0] == 1
     assert seen[1].tolist() == x[1].tolist() and seen.shape == x.shape
     assert 99 in random_view(x, generator("words"), pad=99)[0].tolist()
+
+
+def test_views_of_texts_are_filled_up_with_the_encoders_own_padding(tmp_path: Path) -> None:
+    me = made("text-0", tmp_path)
+    me.model.encoders["text"].pad = 99
+    x = me.public.input(me.model, "text", ROWS[:16])
+    seen = public_view(me, ROWS[:16], 4, generator("rng"))
+    assert (seen == 99).any() and not (x == 99).any()
 
 
 def test_learned_temperature_moves_and_is_kept(tmp_path: Path) -> None:

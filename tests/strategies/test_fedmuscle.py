@@ -122,6 +122,20 @@ def test_one_left_alone_learns_its_task(tiny: dict) -> None:
     assert set(got[2, "train", "tags-0"]) == {"task_loss"} and set(got[3, "train", "tags-0"]) > {"task_loss"}
 
 
+def test_representations_that_would_drown_the_others_are_refused(tiny: dict) -> None:
+    def tamper(message: Message, reply: Message) -> Message:
+        key = "group-0/public"
+        if message.metadata.group_id == "2" and key in reply.content.array_records:
+            content = wire.unpack(reply.content.array_records[key])
+            reply.content[key] = wire.pack({"rows": content["rows"], "z": 1.1 * content["z"]})
+        return reply
+
+    path = run(tiny, tamper=tamper)
+    errors = [row for row in read_rows(path / "metrics.jsonl") if "error" in row]
+    assert [(row["round"], row["participant"]) for row in errors] == [(2, "group-0")]
+    assert "longer than 1" in errors[0]["error"]
+
+
 def test_other_public_rows_than_asked_are_refused(tiny: dict) -> None:
     def tamper(message: Message, reply: Message) -> Message:
         key = "group-0/public"
