@@ -21,13 +21,13 @@ class Towers(FedAvg):
 
     def setup(self) -> None:
         self.places: dict[str, dict[str, Place]] = {}  # type -> tensor -> what it is
-        self.modalities: dict[str, tuple[str, ...]] = {}  # of each type
         super().setup()
-        self.modalities = {t: self.modalities[t] for t in self.group.values()}  # in the scenario's order
+        entries = self.scenario.by_name.items()
+        self.modalities = {self.group[name]: entry.modalities for name, entry in entries}  # of each type
 
     def first_model(self, name: str) -> Model:
-        model, t = super().first_model(name), self.group[name]
-        self.places[t], self.modalities[t] = places(model), self.scenario.by_name[name].modalities
+        model = super().first_model(name)
+        self.places[self.group[name]] = places(model)
         return model
 
     def aggregate(self, replies: Mapping[str, Reply]) -> None:
