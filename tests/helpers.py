@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from torch.profiler import ProfilerActivity, profile
 
 from fedapps import wire
 from fedapps.participant import Participant
@@ -51,3 +56,18 @@ def participant(name: str, folder: Path, records: dict[str, Any] | None = None, 
     packed = {record: wire.pack(tensors) for record, tensors in (records or {}).items()}
     about = ConfigRecord({**config(folder, **options), "participant": name})
     return Participant(message("train", {wire.CONFIG: about, **packed}), context())
+
+
+def peak_memory(work: Callable[[], Any]) -> int:
+    """Most bytes that torch held at once for what ``work`` made.
+
+    Torch's own record of its allocations: a process's resident memory also grows by libraries loaded on first use.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        work()
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.json"
+        record.export_chrome_trace(str(trace))
+        events = json.loads(trace.read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]")
+    return max(accumulate(change for _, change in changes))

@@ -1,13 +1,11 @@
 """SED and distillation."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.nn import functional as F
 
 from fedapps.losses import kd_loss, sed_aggregate, sed_weights
+from tests.helpers import peak_memory
 
 
 def units(rows: int, dim: int = 8) -> torch.Tensor:
@@ -49,31 +47,10 @@ def test_the_client_that_agrees_weighs_more_and_order_does_not_matter():
     torch.testing.assert_close(sed_aggregate([near, far], server), sed_aggregate([far, near], server))
 
 
-MEMORY = """
-import pathlib, torch
-from fedapps.losses import sed_aggregate
-torch.set_num_threads(1)
-rows = lambda: torch.nn.functional.normalize(torch.randn(10_000, 128))
-clients, server = [rows(), rows()], rows()
-sed_aggregate([c[:64] for c in clients], server[:64])
-def peak():  # in KiB; not ru_maxrss, which starts at the parent's
-    status = pathlib.Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-pathlib.Path("/proc/self/clear_refs").write_text("5")
-before = peak()
-WORK
-print((peak() - before) / 1024)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux' /proc")
 def test_ten_thousand_samples_need_under_60_mb():
-    def extra(work: str) -> float:
-        words = [sys.executable, "-c", MEMORY.replace("WORK", work)]
-        return float(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
-
-    assert extra("sed_aggregate(clients, server)") < 60
-    assert extra("clients[0] @ server.T") > 300, "a P x P matrix would be seen"
+    clients, server = [units(10_000, 128) for _ in range(2)], units(10_000, 128)
+    assert peak_memory(lambda: sed_aggregate(clients, server)) < 60e6
+    assert peak_memory(lambda: clients[0] @ server.T) == 400e6, "a P x P matrix would be seen"
 
 
 def test_distances_by_hand():
