@@ -34,7 +34,11 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
             f"min-participants: {settings.min_participants} asked, scenario {scenario.name} has "
             f"{len(scenario.by_name)} participants"
         )
-    yield from (f"{settings.algo}.{line}" for line in settings.params.problems(scenario))
+    drawn = sum(count for _, count in settings.pools(scenario))
+    only = settings.train_only
+    if only not in (None, "none") and not set(only.split("+")) <= set(scenario.types):
+        yield f"train-only: must be none, or some of {', '.join(scenario.types)} with + between, not '{only}'"
+    yield from (f"{settings.algo}.{line}" for line in settings.params.problems(scenario, drawn))
     if settings.device == "cuda" and not torch.cuda.is_available():
         yield "device: cuda asked, but torch sees no GPU here; take device=auto or device=cpu"
     found = list(_server_problems(scenario, holdings))
@@ -101,6 +105,8 @@ def _server_problems(scenario: Scenario, holdings: Holdings) -> Iterator[str]:
     if public is None:
         return
     found = list(_error("public", lambda: holdings.public))
+    if not found and len(holdings.public) < 2:
+        found = ["public: 1 sample is nothing to compare by; take a larger `size`"]
     if server is not None and not found:
         found = list(_error("server", lambda: _try_server(scenario, holdings)))
     yield from found

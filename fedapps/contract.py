@@ -118,6 +118,8 @@ def layout(spec: str, contract: Contract) -> Layout:
             return {} if symbols is None else {"labels": ("int64", _shape(contract, symbols))}
         case "own model":
             return layout_of(build_learner(party, scenario.dim, contract.classes, 0)[0].state_dict())
+        case "auxiliary hashes":  # of those weights
+            return dict.fromkeys(layout("auxiliary weights", contract), ("uint8", (32,)))
         case "auxiliary weights":  # of linear layers, of the shapes of the own ones; for one modality only
             params = Settings.parse(contract.settings).params
             assert isinstance(params, FedColaParams)

@@ -57,8 +57,9 @@ class Params(BaseModel):
         """The method's own symbols in shapes, for so many public samples."""
         return {}
 
-    def problems(self, scenario: Scenario) -> Iterator[str]:
-        """What does not fit the scenario, each a line that starts with the key's name."""
+    def problems(self, scenario: Scenario, drawn: int) -> Iterator[str]:
+        """What does not fit the scenario, of whose participants a round draws ``drawn``; each line starts with the
+        key's name."""
         yield from ()
 
     @property
@@ -149,7 +150,7 @@ class FedMRLParams(Params):
     def shared_dim(self, dim: int) -> int:
         return self.d1
 
-    def problems(self, scenario: Scenario) -> Iterator[str]:
+    def problems(self, scenario: Scenario, drawn: int) -> Iterator[str]:
         if self.d1 > scenario.dim:
             yield f"d1: {self.d1} is more than the scenario's dim {scenario.dim}, of which it is a part"
 
@@ -214,6 +215,11 @@ class FedMuscleParams(Params):
     def _consistent(self) -> FedMuscleParams:
         if self.tau_prev >= self.tau:
             raise ValueError(f"tau-prev: must be below tau, which is {self.tau}, not {self.tau_prev}")
+        if self.num_sampled * (self.num_sampled - 1) * (1 / self.tau_prev - 1 / self.tau) > 700:
+            raise ValueError(
+                f"tau-prev: {self.tau_prev} with {self.num_sampled} others is beyond float64; take more, or a tau "
+                f"nearer to it than {self.tau}"
+            )
         if self.wire == "grad" and self.sync != "batch":
             raise ValueError("wire: grad is the gradient of one step; it needs sync=batch")
         if self.wire == "tuples" and self.loss != "muscle":
@@ -231,9 +237,10 @@ class FedMuscleParams(Params):
         batch = min(self.batch_size, public)
         return {"B": batch, "K": batch if self.sync == "batch" else public // batch * batch, "M": self.num_sampled}
 
-    def problems(self, scenario: Scenario) -> Iterator[str]:
-        if self.num_sampled > (others := len(scenario.by_name) - 1):
-            yield f"num-sampled: {self.num_sampled} asked, a participant of {scenario.name} has {others} others"
+    def problems(self, scenario: Scenario, drawn: int) -> Iterator[str]:
+        if self.num_sampled > drawn - 1:
+            where = f"a participant of {scenario.name} has {drawn - 1} others in a round"
+            yield f"num-sampled: {self.num_sampled} asked, {where}"
 
 
 class SimCLRParams(Params):
@@ -320,6 +327,9 @@ class FedColaParams(Params):
     )
     aux: Literal["attn", "mlp", "all"] = Field("all", description="linear layers of a block that W_out comes for")
     aux_trainable: bool = Field(True, description="W_out is trained too, not only its gate g")
+    aux_send: Literal["whole", "changes"] = Field(
+        "whole", description="changes: of a layer whose W_out the participant has already, bit for bit, only a hash"
+    )
     aggregate: Literal["mean", "sequential"] = Field(
         "mean", description="true means, or each participant in turn pulls at what those before it left (released code)"
     )
@@ -409,7 +419,7 @@ METHODS: dict[str, Method] = {
         needs=Needs(towers=True, same_model=True, tasks=("classification", "multilabel", "retrieval")),
         wire={
             "train": Exchange(
-                down={"model": "own model", "aux": "auxiliary weights"},
+                down={"model": "own model", "aux": "auxiliary weights", "same": "auxiliary hashes"},
                 up={"model": "own model"},
                 metrics=("task_loss", "gate"),
             ),

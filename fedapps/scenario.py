@@ -179,6 +179,11 @@ class Scenario(_Part):
         """Participant name -> its entry, in the order of the file."""
         return {name: entry for entry in self.participants for name in self.names(entry)}
 
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """The modalities that participants have, in the order of the file."""
+        return tuple(dict.fromkeys(entry.modality for entry in self.participants))
+
     @staticmethod
     def names(entry: Participant) -> list[str]:
         return [f"{entry.name}-{i}" for i in range(entry.count)]

@@ -7,7 +7,8 @@ The value ``"auto"`` in a run-config means "not said" (Flower merges pyproject's
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError
@@ -37,6 +38,9 @@ class Settings(BaseModel):
     seed: int = Field(1, ge=0, lt=2**63, description="of every random draw, the partition of the data included")
     fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
     sample_by: Literal["all", "kind"] = Field("all", description="draw that share of all participants, or of each kind")
+    train_only: str | None = Field(
+        None, description="modalities whose participants train, e.g. image+text, or none; the others only test"
+    )
     min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
     round_timeout: float = Field(
         3600.0, gt=0, description="seconds to wait for participants and for replies of a phase"
@@ -53,6 +57,15 @@ class Settings(BaseModel):
     def tests(self, server_round: int) -> bool:
         """Whether a round ends with a test."""
         return server_round % self.evaluate_every == 0 or server_round == self.num_server_rounds
+
+    def pools(self, scenario: Scenario) -> Iterator[tuple[list[str], int]]:
+        """Whom a round draws from, sorted, and how many of these: of all participants, or of each kind."""
+        names = sorted(scenario.by_name)
+        kinds = dict.fromkeys(scenario.kind(name) for name in names) if self.sample_by == "kind" else [None]
+        for kind in kinds:
+            pool = [name for name in names if kind in (None, scenario.kind(name))]
+            share = math.ceil(round(self.fraction_train * len(pool), 9))  # 0.07 of 100 is 7.000000000000001
+            yield pool, max(share, min(self.min_participants, len(pool)))
 
     def dump(self) -> str:
         """JSON that ``parse`` reads back: what travels to the clients."""

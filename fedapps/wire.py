@@ -10,6 +10,7 @@ arrays cost tens of seconds in a deployment, one array a few. A message serves a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -104,6 +105,13 @@ def num_bytes(records: Iterable[ArrayRecord | ConfigRecord | MetricRecord]) -> i
 def non_finite(tensors: Tensors) -> str | None:
     """The name of the first tensor with a NaN or an infinity, if any."""
     return next((name for name, t in tensors.items() if not bool(torch.isfinite(t).all())), None)
+
+
+def content_hash(tensor: Tensor) -> Tensor:
+    """SHA-256 over dtype, shape and every bit of a tensor, uint8 ``[32]``."""
+    found = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    found.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return torch.frombuffer(bytearray(found.digest()), dtype=torch.uint8)
 
 
 # ------------------------------------------------------------------------------------------- the contract

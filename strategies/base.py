@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -243,17 +242,17 @@ class Strategy(FlowerStrategy):
 
     def sample(self) -> list[str]:
         """The participants of this round, drawn by seed and round from all names, whoever is there."""
-        pools: dict[tuple[str, ...], list[str]] = {}
-        for name in sorted(self.scenario.by_name):
-            kind = [self.scenario.kind(name)] if self.settings.sample_by == "kind" else []
-            pools.setdefault(tuple(kind), []).append(name)
         picked: set[str] = set()
-        for pool, names in pools.items():
-            share = math.ceil(round(self.settings.fraction_train * len(names), 9))  # 0.07 of 100 is 7.000000000000001
-            count = max(share, min(self.settings.min_participants, len(names)))
-            order = torch.randperm(len(names), generator=generator(self.settings.seed, self.round, "sample", *pool))
+        for names, count in self.settings.pools(self.scenario):
+            kind = [self.scenario.kind(names[0])] if self.settings.sample_by == "kind" else []
+            order = torch.randperm(len(names), generator=generator(self.settings.seed, self.round, "sample", *kind))
             picked |= {names[i] for i in order[:count]}
-        return [name for name in self.scenario.by_name if name in picked]
+        only = self.settings.train_only  # of those drawn: the draw is the same, whoever trains
+        return [
+            name
+            for name, entry in self.scenario.by_name.items()
+            if name in picked and (only is None or entry.modality in only.split("+"))
+        ]
 
     # --------------------------------------------------------------------------------------- an exchange
 
@@ -299,13 +298,18 @@ class Strategy(FlowerStrategy):
         replies = {name: replies[name] for name in asked if name in replies}  # not in the order of arrival
         self.record(phase, asked, replies, failures, sent, time.monotonic() - started)
         least = min(self.settings.min_participants, len(asked)) if least is None else least
-        if phase != "evaluate" and len(replies) < least:
-            why = "; ".join(f"{name}: {failures[name]}" for name in asked if name in failures)
+        if phase != "evaluate":
+            self.need(least, len(replies), phase, failures)
+        return replies
+
+    def need(self, least: int, good: int, phase: str, failures: Mapping[str, str]) -> None:
+        """``RunFailed`` with the reason of each failure if fewer than ``least`` replies are good."""
+        if good < least:
+            why = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
             raise RunFailed(
-                f"round {self.round}, {phase}: {len(replies)} good replies, min-participants is "
+                f"round {self.round}, {phase}: {good} good replies, min-participants is "
                 f"{self.settings.min_participants} ({why})"
             )
-        return replies
 
     def config(self, participants: list[str]) -> ConfigRecord:
         """What every message tells."""

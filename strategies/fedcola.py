@@ -5,18 +5,27 @@ it that replied, N_t = Σ n_k their samples; for a tensor of modality m, q are t
 true means over tensors of exactly the same modality; the released code interpolates one participant after the other
 (``fedcola.aggregate=sequential``) and finds modalities by parts of names. Each tower has a last norm of its own; in the
 released code an image–text model's two towers share it.
+
+Beyond the paper: with ``fedcola.aux-send=changes`` a participant gets only those layers of W_out that it does not have,
+bit for bit, and a hash of the others. It has the W_out of the last round that it replied in, or else its own weights.
+That saves the layers that nobody has moved since: all in the first round if all towers start alike; later the MLPs of a
+modality while none of its own type replies, and its attention while no image–text participant does either (or without
+collab). Where every type replies in each round everything has changed, and all is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from fedapps import wire
 from fedapps.learner import build_encoders
 from fedapps.methods import FedColaParams
 from fedapps.models.unified import linears
-from strategies.base import Reply
+from strategies.base import Content, Reply
 from strategies.towers import Towers, moved
 
 
@@ -27,15 +36,38 @@ class FedCola(Towers):
         super().setup()
         encoder = next(iter(build_encoders(self.scenario.participants[0], self.scenario.dim).values()))
         self.layers = list(linears(encoder, self.params.aux))  # of the same names in every tower
+        self.kept: dict[str, dict[str, Tensor]] = {}  # participant -> layer -> hash of the W_out that it keeps
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"kept": self.kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.kept = dict(state.get("kept", {}))
 
     def train_round(self, server_round: int) -> None:
-        each = self.content(self.chosen)
-        if self.params.complementary:
-            W_out = {t: self.auxiliary(t) for t in self.theta}
-            for name in self.chosen:
-                if aux := W_out[self.group[name]]:
-                    each[name] |= {"aux": aux}
-        self.aggregate(self.ask("train", each=each))
+        each, params = self.content(self.chosen), self.params
+        W_out = {t: self.auxiliary(t) if params.complementary else {} for t in self.theta}
+        hashes = {t: hashed(aux) if params.aux_send == "changes" else {} for t, aux in W_out.items()}
+        packed: dict[tuple[str, ...], Content] = {}  # what several participants get is one object
+        for name in self.chosen:
+            t = self.group[name]
+            same = self.known(name, hashes[t])
+            rest = {layer: W for layer, W in W_out[t].items() if layer not in same}
+            parts = {record: tensors for record, tensors in (("aux", rest), ("same", same)) if tensors}
+            each[name] |= packed.setdefault((t, *same), parts)
+        replies = self.ask("train", each=each)
+        # Of one that did not answer nobody knows what it keeps.
+        self.kept |= {name: hashes[self.group[name]] if name in replies else {} for name in self.chosen}
+        self.aggregate(replies)
+
+    def known(self, name: str, hashes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of the hashes, by layer, whose weights a participant has: those that it keeps or, where it keeps none,
+        those of its own model."""
+        t = self.group[name]
+        own = {layer: self.theta[t][f"encoders.{self.modalities[t][0]}.{layer}.weight"] for layer in hashes}
+        has = self.kept.get(name) or hashed(own)
+        return {layer: found for layer, found in hashes.items() if torch.equal(found, has[layer])}
 
     def averaged(self, t: str, name: str, w: Tensor, replies: Mapping[str, list[Reply]]) -> Tensor:
         """w_t ← w_t + Ω ∇w̄: for attention Σ_{S_t ∪ S_q} n_k (w_k - w_t) / (N_t + N_q), for all else
@@ -61,3 +93,8 @@ class FedCola(Towers):
     def params(self) -> FedColaParams:
         assert isinstance(self.settings.params, FedColaParams)
         return self.settings.params
+
+
+def hashed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A hash of each."""
+    return {layer: wire.content_hash(W) for layer, W in weights.items()}

@@ -49,15 +49,18 @@ class FedMuscle(Strategy):
     def representations(self, replies: dict[str, Reply], rows: Tensor) -> dict[str, Tensor]:
         """z^n by participant; without those that encoded other rows, as theirs would be no positives, or that sent rows
         longer than 1, which would drown all others."""
-        Z = {}
+        Z, refused = {}, {}
         for name, reply in replies.items():
             z = reply.records["public"]["z"]
             if not torch.equal(reply.records["public"]["rows"], rows):
-                self.leave_out("align", name, "it encoded other public rows than it was asked to")
+                refused[name] = "it encoded other public rows than it was asked to"
             elif z.norm(dim=1).max() > 1 + 1e-3:
-                self.leave_out("align", name, "its representations are longer than 1")
+                refused[name] = "its representations are longer than 1"
             else:
                 Z[name] = z
+        for name, reason in refused.items():
+            self.leave_out("align", name, reason)
+        self.need(min(self.settings.min_participants, len(replies)), len(Z), "align", refused)
         return Z
 
     def others(self, name: str, Z: dict[str, Tensor]) -> Content:

@@ -34,6 +34,13 @@ def test_round_trip_keeps_names_shapes_dtypes_and_values(seed: int, shapes: list
         assert torch.equal(got[name], tensor)
 
 
+def test_a_hash_tells_every_bit_apart() -> None:
+    zeros = torch.zeros(2, 3)
+    others = [zeros.view(3, 2), zeros.bfloat16(), -zeros, zeros + 1e-45, zeros.int()]
+    assert len({bytes(wire.content_hash(tensor).numpy()) for tensor in [zeros, *others]}) == 6
+    assert torch.equal(wire.content_hash(torch.zeros(3, 2).T), wire.content_hash(zeros))
+
+
 def test_batchnorm_counter_stays_an_integer() -> None:
     sent = torch.nn.BatchNorm1d(3).state_dict()
     got = wire.unpack(wire.pack(sent))

@@ -191,7 +191,10 @@ def _temperatures(M: int, tau: float | Tensor, tau_prev: float | Tensor) -> tupl
     pairs = ~torch.eye(M, dtype=torch.bool)
     if not ((with_anchor > 0).all() and ((prev > 0) & (prev < among_others))[pairs].all()):
         raise ValueError(f"temperatures must be positive and tau_prev below tau, got tau {tau}, tau_prev {tau_prev}")
-    return with_anchor, (1 / prev - 1 / among_others).where(pairs, 0.0)
+    gamma = (1 / prev - 1 / among_others).where(pairs, 0.0)
+    if gamma.sum() > 700:
+        raise ValueError(f"γ = 1/tau_prev - 1/tau of all pairs of others add up to {gamma.sum():.0f}: beyond float64")
+    return with_anchor, gamma
 
 
 def _table(name: str, value: float | Tensor, size: int) -> Tensor:

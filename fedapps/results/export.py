@@ -33,7 +33,7 @@ def export(path: Path, participant: str, out: Path | None = None) -> Path:
     newest = store.newest()
     if newest is None and store.versions():
         raise UserError(f"{store.folder} is damaged: none of its files can be read")
-    if newest is None:
+    if newest is None or "model" not in newest[1]:  # some methods keep other things only
         raise UserError(
             f"{store.folder} holds no personal state: the run kept none yet, or it ran on SuperNodes, where "
             "personal state stays in their own state-dir"

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from clients import fedcola
-from clients.fedcola import fold, gate
+from clients.fedcola import completed, fold, gate
 from clients.fedprox import distance
 from fedapps import wire
+from fedapps.errors import UserError
 from fedapps.learner import build_optimizer, set_rate
 from fedapps.models import build_encoder
 from fedapps.models.unified import linears
@@ -73,6 +74,37 @@ def test_a_round_of_one_participant(trains: bool, tmp_path: Path) -> None:
     me = participant("text-0", tmp_path, records, **{**options, **other})
     differs = wire.unpack(fedcola.train(me.message, context()).content["model"])
     assert any(not torch.equal(w, differs[n]) for n, w in up.items())
+
+
+def test_layers_of_which_only_a_hash_came(tmp_path: Path) -> None:
+    options: dict = {"algo": "fedcola", "scenario": "cola-tiny", "fedcola.aux-send": "changes"}
+    encoder = participant("text-0", tmp_path, **options).model.encoders["text"]
+    own = {name: layer.weight.detach().clone() for name, layer in linears(encoder).items()}
+    W_out = {name: torch.randn_like(w) for name, w in own.items()}
+    first = next(iter(W_out))
+
+    def got(server_round: int, aux: dict, same: dict) -> dict:
+        records = {"aux": aux, "same": {name: wire.content_hash(w) for name, w in same.items()}}
+        return completed(participant("text-0", tmp_path, records, server_round=server_round, **options), encoder)
+
+    def alike(one: dict, two: dict) -> bool:
+        return one.keys() == two.keys() and all(torch.equal(w, two[name]) for name, w in one.items())
+
+    assert got(1, {}, {}) == {} and not (tmp_path / "state").exists()
+    assert alike(
+        got(1, {first: W_out[first]}, {n: w for n, w in own.items() if n != first}), own | {first: W_out[first]}
+    ), "the own"
+    assert alike(got(3, W_out, {}), W_out)
+    assert alike(
+        got(4, {first: own[first]}, {n: w for n, w in W_out.items() if n != first}), W_out | {first: own[first]}
+    )
+    assert alike(got(4, {}, W_out), W_out), "a round that is repeated starts from the one before"
+    with pytest.raises(UserError, match="text-0 has lost the W_out that came before; it will be sent whole"):
+        got(5, {}, {first: W_out[first] + 1})
+    for each in gate(encoder, got(5, {}, own), learns=True):
+        each.W_out.data += 1
+    fold(encoder)  # with gates that are closed
+    assert alike({name: layer.weight for name, layer in linears(encoder).items()}, own), "W_out is no view of W"
 
 
 def test_the_rate_decays_by_round() -> None:

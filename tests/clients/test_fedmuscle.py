@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from clients import simclr
+from clients import fedmuscle, simclr
 from clients.base import public_view
 from clients.fedmuscle import FedMuscle, align, represent, train
 from fedapps import wire
 from fedapps.data.views import one_of, random_view
-from fedapps.losses import muscle_loss
+from fedapps.losses import muscle_loss, nt_xent
 from fedapps.participant import Participant
 from fedapps.seeds import generator
 from tests.helpers import context, participant
@@ -105,6 +105,27 @@ def test_a_row_has_the_same_views_whatever_it_comes_with() -> None:
     assert torch.equal(one_of(3, x, rows, generator("rng"), 1, times=0), x)
 
 
+def test_a_view_of_a_view_is_drawn_anew() -> None:
+    x, rows = torch.randint(0, 256, (3, 3, 16, 16), generator=generator("x"), dtype=torch.uint8), torch.arange(3)
+    seen = one_of(1, x, rows, generator("rng"), 5, times=2)
+    for row in range(3):
+        own = generator(5, "view", row, 0)
+        assert torch.equal(seen[row : row + 1], random_view(random_view(x[row : row + 1], own), own))
+
+
+def test_two_participants_look_at_other_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watched(me: Participant, rows: torch.Tensor, count: int, rng: torch.Generator) -> torch.Tensor:
+        seen.append(torch.randint(2**60, (1,), generator=rng).item())
+        return public_view(me, rows, count, rng)
+
+    monkeypatch.setattr(fedmuscle, "public_view", watched)
+    for name in ("tags-0", "group-0", "group-0"):
+        FedMuscle(made(name, tmp_path, **{"fedmuscle.views": 4})).z(ROWS[:8])
+    assert seen[0] != seen[1] == seen[2]
+
+
 def test_a_view_of_a_text_drops_words_and_keeps_the_rest_in_order() -> None:
     x = torch.tensor([[*range(1, 31), 0, 0], [5] + [0] * 31])
     seen = random_view(x, generator("words"))
@@ -149,3 +170,17 @@ def test_simclr_moves_the_encoder_alone_and_holds_views_together(tmp_path: Path)
     assert losses[-1] < losses[0] < math.log(31) + 1
     moved = {key for key, tensor in me.model.state_dict().items() if not torch.equal(tensor, before[key])}
     assert moved == {f"encoders.{key}" for key, _ in me.model.encoders.named_parameters()}
+
+
+def test_simclr_takes_whole_batches_at_its_temperature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watched(one: torch.Tensor, two: torch.Tensor, tau: float) -> torch.Tensor:
+        seen.append((len(one), len(two), tau))
+        return nt_xent(one, two, tau)
+
+    monkeypatch.setattr(simclr, "nt_xent", watched)
+    words = {"simclr.batch-size": 24, "simclr.tau": 0.3, "simclr.epochs": 2}
+    me = made("group-0", tmp_path, algo="simclr", **words)
+    simclr.contrast(me, me.settings.params, torch.optim.SGD(me.model.encoders.parameters(), lr=0.1))
+    assert seen == [(24, 24, 0.3)] * 4, "64 public samples are two batches of 24; of the rest there is none"

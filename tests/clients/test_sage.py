@@ -32,8 +32,8 @@ def trained(me: Participant) -> dict[str, Tensor]:
 
 
 def test_share_and_targets_by_hand() -> None:
-    own = torch.tensor([[0.97, 0.03], [0.96, 0.04], [1.0, 0.0], [0.9, 0.1], [0.9, 0.1], [0.0, 1.0]])
-    teacher = torch.tensor([[0.03, 0.97], [0.09, 0.91], [0.1, 0.9], [0.02, 0.98], [0.4, 0.6], [0.5, 0.5]])
+    own = torch.tensor([[0.97, 0.03], [0.96, 0.04], [1.0, 0.0], [0.9, 0.1], [0.9, 0.1], [0.0, 1.0], [0.95, 0.05]])
+    teacher = torch.tensor([[0.03, 0.97], [0.09, 0.91], [0.1, 0.9], [0.02, 0.98], [0.4, 0.6], [0.5, 0.5], [0.0, 1.0]])
     found, counts = targets(own, teacher, PARAMS)
     want = [
         [1.0, 0.0],  # both sure, as sure as each other: λ = 1, the own label
@@ -42,9 +42,10 @@ def test_share_and_targets_by_hand() -> None:
         [0.0, 1.0],  # the own model is not sure, the teacher is: its label
         [0.0, 1.0],  # neither is sure: it does not count
         [1 - 2.0**-10, 2.0**-10],  # the teacher has no preference: its first class, all but λ = 2^-10
+        [0.5, 0.5],  # the teacher is surer by 0.05
     ]
     assert torch.allclose(found, torch.tensor(want), atol=1e-5)
-    assert counts.tolist() == [True, True, True, True, False, True]
+    assert counts.tolist() == [True, True, True, True, False, True, True]
     assert PARAMS.confidence == 0.95 and PARAMS.kappa == pytest.approx(math.log(2) / 0.05)
 
 
@@ -53,6 +54,8 @@ def test_kappa_and_confidence_are_settings() -> None:
     target, counts = targets(own, teacher, SAGEParams(confidence=0.75, kappa=10 * math.log(2)))
     assert torch.allclose(target, torch.tensor([[0.5, 0.5]])) and counts.tolist() == [True]
     assert targets(own, teacher, SAGEParams(confidence=0.75, kappa=0.0))[0].tolist() == [[1.0, 0.0]]
+    just = torch.tensor([[0.75, 0.25]])
+    assert targets(just, torch.tensor([[0.5, 0.5]]), SAGEParams(confidence=0.75))[1].tolist() == [True], "reached"
 
 
 def test_each_of_several_labels_has_two_outcomes() -> None:
@@ -85,6 +88,30 @@ def test_teachers_are_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sage, "unlabelled_loss", keep)
     train(made("group-0", tmp_path, torch.rand(P, 9).softmax(1)).message, context())
     assert found and all(z.requires_grad and not target.requires_grad for z, target, _ in found)
+
+
+def test_each_public_sample_meets_its_own_teacher_first_weak_and_then_strong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """p_l of a weak view in eval mode, p_g of the same rows, then a strong view in train mode."""
+    teacher, seen = torch.rand(P, 9).softmax(1), []
+    me = made("group-0", tmp_path, teacher)
+
+    def watched(me: Participant, rows: Tensor, views: int) -> Tensor:
+        seen.append((rows, views, me.model.training))
+        return logits(me, rows, views)
+
+    def watched_targets(own: Tensor, theirs: Tensor, params: SAGEParams) -> tuple[Tensor, Tensor]:
+        assert torch.equal(theirs, teacher[seen[-1][0]])
+        return targets(own, theirs, params)
+
+    monkeypatch.setattr(sage, "logits", watched)
+    monkeypatch.setattr(sage, "targets", watched_targets)
+    train(me.message, context())
+    assert [found[1:] for found in seen] == [(1, False), (2, True)] * (len(seen) // 2) and len(seen) >= 4
+    weak, strong = [rows for rows, *_ in seen[::2]], [rows for rows, *_ in seen[1::2]]
+    assert all(torch.equal(one, two) for one, two in zip(weak, strong, strict=True))
+    assert any(not torch.equal(rows, torch.arange(len(rows))) for rows in weak)
 
 
 def test_weak_and_strong_views_differ(tmp_path: Path) -> None:

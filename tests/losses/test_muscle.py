@@ -204,6 +204,13 @@ def test_shapes_that_do_not_fit_are_refused(others):
         muscle_loss(units(4), others)
 
 
+def test_temperatures_beyond_float64_are_refused():
+    anchor, *others = (units(4, seed=seed) for seed in range(4))
+    assert muscle_loss(-others[0], others, 0.2, 1 / 120).isfinite()  # γ = 115 of three pairs, counted both ways
+    with pytest.raises(ValueError, match="add up to 720"):
+        muscle_loss(anchor, others, 0.2, 1 / 125)
+
+
 def test_no_rows_and_no_others_are_refused():
     for use in (lambda others: muscle_loss(units(0), others), tuple_matrix):
         for others in ([], [units(0)]):

@@ -13,6 +13,7 @@ from fedapps import wire
 from fedapps.data import load
 from fedapps.errors import RunFailed, UserError
 from fedapps.results.folder import read_rows
+from fedapps.settings import Settings
 from simulations.in_process import run
 from strategies.base import Strategy
 from tests.end_to_end.flower import metrics
@@ -176,14 +177,14 @@ def test_odd_metrics_are_dropped_like_any_bad_reply(record: object, tiny: dict) 
 )
 def test_a_share_of_the_participants_is_drawn(fraction: float, at_least: int, count: int) -> None:
     """0.07 · 100 is 7.000000000000001 in binary."""
-    settings = SimpleNamespace(fraction_train=fraction, sample_by="all", min_participants=at_least, seed=1)
-    scenario = SimpleNamespace(by_name={f"a-{i}": None for i in range(100)})
+    settings = Settings.model_validate({"fraction-train": float(fraction), "min-participants": at_least})
+    scenario = SimpleNamespace(by_name={f"a-{i}": None for i in range(100)}, kind=lambda _: "a")
     drawn = Strategy.sample(SimpleNamespace(settings=settings, scenario=scenario, round=1))  # type: ignore[arg-type]
     assert len(set(drawn)) == len(drawn) == count
 
 
 def test_a_share_of_each_kind_is_drawn() -> None:
-    settings = SimpleNamespace(fraction_train=0.25, sample_by="kind", min_participants=1, seed=1)
+    settings = Settings.model_validate({"fraction-train": 0.25, "sample-by": "kind"})
     counts = {"image": 12, "text": 12, "mm": 8, "one": 1}
     names = {f"{kind}-{i}": None for kind, count in counts.items() for i in range(count)}
     scenario = SimpleNamespace(by_name=names, kind=lambda name: name.partition("-")[0])

@@ -1,15 +1,20 @@
 """FedCola's and FedIoT's averages by hand, and what crosses in whole runs."""
 
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message
 
 from fedapps import wire
+from fedapps.errors import UserError
+from fedapps.results.export import export
 from fedapps.results.folder import read_rows
 from fedapps.settings import read
+from fedapps.state import Store, load_tree
 from simulations.in_process import run
 from strategies.base import Reply
 from strategies.fedcola import FedCola
@@ -186,6 +191,95 @@ def test_what_crosses(tiny: dict) -> None:
             assert torch.equal(W_out, came[f"{other}-0/model"][f"encoders.{other}.{layer}.weight"])
     blocks = [came[f"{who}/model"][f"encoders.{m}.tower.blocks.0.attn.qkv.weight"] for who, m in KINDS]
     assert all(torch.equal(block, blocks[0]) for block in blocks), "all towers start from one seed"
+
+
+DRAWN = [
+    ["image-0", "text-0", "mm-0"],
+    ["text-0", "text-1", "mm-0"],  # no image: its MLPs stay as they are
+    ["image-0", "text-0", "mm-1"],
+    ["image-0", "image-1"],  # nobody with text: its towers stay as they are
+    ["image-0", "image-1", "text-0"],
+]
+
+
+def rounds(tiny: dict, monkeypatch: pytest.MonkeyPatch, send: str, tamper: Any = None, **more: Any) -> Path:
+    """Five rounds with ``fedcola.aux-send``; ``tamper`` sees messages and replies."""
+    monkeypatch.setattr(FedCola, "sample", lambda self: DRAWN[self.round - 1])
+    config = {"algo": "fedcola", "scenario": "cola-tiny", "num-server-rounds": 5, "evaluate-every": 5, "run-name": send}
+    return run({**tiny, **config, "fedcola.aux-send": send, **more}, num_nodes=6, tamper=tamper)
+
+
+def outcome(path: Path) -> Any:
+    """Metrics, and all models of the server to the last bit."""
+    theta = load_tree(path / "checkpoint" / "r00005-s0000.safetensors")["theta"]
+    return metrics(path), {t: [wire.content_hash(w).tolist() for w in θ.values()] for t, θ in theta.items()}
+
+
+def bytes_down(path: Path) -> dict[tuple[int, str], int]:
+    rows = [row for row in read_rows(path / "metrics.jsonl") if row["phase"] == "train" and row.get("bytes_down")]
+    return {(row["round"], row["participant"]): row["bytes_down"] for row in rows}
+
+
+def test_changes_only_are_the_same_run_with_fewer_bytes(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rounds(tiny, monkeypatch, "whole")
+    changes = rounds(tiny, monkeypatch, "changes")
+    assert outcome(changes) == outcome(whole)
+    attention, mlp = 4 * 4 * 4 * 64**2, 4 * 4 * 8 * 64**2  # bytes of 4 blocks
+    saved = {who: down - bytes_down(changes)[who] for who, down in bytes_down(whole).items()}
+    has = {
+        (1, "image-0"): attention + mlp,  # nobody has trained yet: W_out is the own weights
+        (1, "text-0"): attention + mlp,
+        (3, "text-0"): mlp,
+        (5, "image-0"): attention + mlp,
+        (5, "image-1"): attention + mlp,
+    }
+    for who, num_bytes in saved.items():
+        assert 0 <= has.get(who, 0) - num_bytes < 2500, f"{who}: but for names and hashes"
+    kept = Store(changes / "state" / "image-0").load()
+    assert kept and {str(w.dtype) for w in kept.values()} == {"torch.float32"}
+    assert not list((changes / "state").glob("mm-*"))
+    with pytest.raises(UserError, match="no personal state"):
+        export(changes, "image-0")
+
+
+def test_changes_only_after_a_lost_reply_and_resumed(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose(message: Message, reply: Message) -> Message | None:
+        """text-0 gets its message of round 2, and its reply never comes."""
+        lost = message.metadata.group_id == "2" and "text-0/metrics" in reply.content
+        return None if lost else reply
+
+    lossy: dict[str, Any] = {"round-timeout": 0.2, "tamper": lose}
+    whole = rounds(tiny, monkeypatch, "whole", **lossy)
+    changes = rounds(tiny, monkeypatch, "changes", **lossy)
+    assert outcome(changes) == outcome(whole)
+    down, most = bytes_down(changes), bytes_down(whole)
+    assert all(down[who] <= most[who] for who in most)
+    assert down[3, "text-0"] == most[3, "text-0"], "what it keeps is not known: all is sent"
+
+    def stop(message: Message, reply: Message) -> Message | None:
+        """The server dies in round 3, when participants have stored what came in it."""
+        if message.metadata.group_id == "3" and "mm-1/metrics" in reply.content:
+            raise ConnectionError("gone")
+        return lose(message, reply)
+
+    with pytest.raises(ConnectionError):
+        rounds(tiny, monkeypatch, "changes", **lossy | {"tamper": stop, "run-name": "again"})
+    again = rounds(tiny, monkeypatch, "changes", **{"run-name": "again", "resume": True})
+    assert outcome(again) == outcome(whole) and bytes_down(again) == down
+
+
+def test_a_participant_that_lost_what_it_kept_gets_it_again(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2" and "text-0/metrics" in reply.content:
+            shutil.rmtree(tmp / "changes" / "state" / "text-0")
+        return reply
+
+    tmp = Path(tiny["results-dir"])
+    path = rounds(tiny, monkeypatch, "changes", forget)
+    (told,) = [row for row in read_rows(path / "metrics.jsonl") if "error" in row]
+    assert (told["round"], told["participant"]) == (3, "text-0")
+    assert "has lost the W_out that came before" in told["error"]
+    assert bytes_down(path)[5, "text-0"] == bytes_down(path)[2, "text-0"], "all, as when everything has changed"
 
 
 def test_some_participants_a_round_and_resume(tiny: dict) -> None:

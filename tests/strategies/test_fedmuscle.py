@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message
 
 from fedapps import wire
-from fedapps.errors import UserError
+from fedapps.errors import RunFailed, UserError
 from fedapps.results.folder import read_rows
 from fedapps.settings import read
 from simulations.in_process import run
@@ -150,6 +150,17 @@ def test_other_public_rows_than_asked_are_refused(tiny: dict) -> None:
     assert "other public rows" in errors[0]["error"]
 
 
+def test_a_round_with_too_few_representations_fails_and_says_why(tiny: dict) -> None:
+    def tamper(message: Message, reply: Message) -> Message:
+        for key in [f"{name}/public" for name in NAMES if f"{name}/public" in reply.content.array_records]:
+            content = wire.unpack(reply.content.array_records[key])
+            reply.content[key] = wire.pack({"rows": content["rows"].flip(0), "z": content["z"]})
+        return reply
+
+    with pytest.raises(RunFailed, match=r"round 2, align: 0 good replies, min-participants is 1 \(tags-0: it encoded"):
+        run(tiny, tamper=tamper)
+
+
 def test_a_resumed_run_goes_on_as_if_uninterrupted(tiny: dict) -> None:
     whole = metrics(run({**tiny, "fraction-train": 0.75}))
     run({**tiny, "fraction-train": 0.75, "num-server-rounds": 2, "run-name": "p"})
@@ -168,6 +179,11 @@ def test_a_resumed_run_goes_on_as_if_uninterrupted(tiny: dict) -> None:
         ({"fedmuscle.wire": "tuples", "fedmuscle.batch-size": 1025}, "fedmuscle.wire: 1025^2 tuples are too many"),
         ({"fedmuscle.learn-tau": True, "fedmuscle.loss": "gramian"}, "fedmuscle.learn-tau: needs wire=matrices"),
         ({"fedmuscle.num-sampled": 4}, "fedmuscle.num-sampled: 4 asked, a participant of muscle-tiny has 3 others"),
+        (
+            {"fedmuscle.num-sampled": 2, "fraction-train": 0.5},
+            "fedmuscle.num-sampled: 2 asked, a participant of muscle-tiny has 1 others in a round",
+        ),
+        ({"fedmuscle.tau-prev": 0.001}, "fedmuscle.tau-prev: 0.001 with 2 others is beyond float64"),
         ({"scenario": "mrl-tiny"}, "FedMuscle cannot run scenario mrl-tiny: it needs `public` data"),
     ],
 )
