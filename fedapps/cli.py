@@ -74,7 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--dry-run", action="store_true", help="only print the `flwr run` line")
 
     compare = _verb(verbs, "compare", _compare, "run several methods over several seeds, and print one table")
-    _words(compare, "algos=a,b[b.key=value] seeds=1,2,3 [rival=a] [target=60], and settings of all, as for run")
+    _words(
+        compare,
+        "algos=a,b[b.key=value] seeds=1,2,3 [rival=a] [target=60] [shapley=true], and settings of all, as for run",
+    )
     compare.add_argument("--out", type=Path, help="folder for compare.md, .csv and .png (default: that of the runs)")
 
     listing = _verb(verbs, "list", _list, "name the methods, what each needs and its paper")

@@ -18,11 +18,13 @@ from fedapps.results.folder import writing
 from simulations.compare.cells import lock, run_cells
 from simulations.compare.picture import draw
 from simulations.compare.plan import read_plan, unfit
-from simulations.compare.report import Report, gather
+from simulations.compare.report import Report, gather, gather_coalitions
 
 
 def compare(words: Sequence[str], out: Path | None = None) -> int:
     """Run every cell that is not finished, print the tables and write ``compare.md``, ``.csv`` and ``.png``.
+
+    With ``shapley=true`` each cell runs for each coalition of types too, and ``shapley.csv`` says what came out.
 
     Returns 0, or 1 if a cell failed, or 2 if none was started: something is wrong with one, or the scenario suits no
     method. Raises ``UserError`` for words that make no comparison, and for a folder with cells of other settings.
@@ -39,7 +41,7 @@ def compare(words: Sequence[str], out: Path | None = None) -> int:
             folder.mkdir(parents=True, exist_ok=True)
     with lock(plan.folder) as held:
         failed = run_cells(plan, held.fileno())
-    report = Report(plan, gather(plan, failed), failed)
+    report = Report(plan, gather(plan, failed), failed, gather_coalitions(plan, failed))
     report.show(Console(width=None if sys.stdout.isatty() else 200))
     with writing("out", out):
         files = report.write(out, shlex.join(["fedapps", "compare", *words]))

@@ -23,9 +23,9 @@ from simulations.compare.plan import Cell, Plan
 
 def run_cells(plan: Plan, lock: int) -> dict[Cell, str]:
     """Run what is not finished, several cells at once; the reasons of those that failed."""
-    waiting = [cell for cell in plan.cells if not finished(cell)]
-    before = f"{len(plan.cells)} cells, {len(plan.cells) - len(waiting)} of them finished before"
-    others = of_other_code({cell: read_about(cell.folder) for cell in plan.cells if begun(cell)})
+    waiting = [cell for cell in plan.runs if not finished(cell)]
+    before = f"{len(plan.runs)} cells, {len(plan.runs) - len(waiting)} of them finished before"
+    others = of_other_code({cell: read_about(cell.folder) for cell in plan.runs if begun(cell)})
     told = f"; not made by the present code alone: {others}" if others else ""
     print(f"{plan.folder}: {before}{told}", flush=True)
     running: dict[Cell, subprocess.Popen[bytes]] = {}
@@ -83,10 +83,10 @@ def finished(cell: Cell) -> bool:
 
 def of_other_code(abouts: Mapping[Cell, Mapping[str, Any]]) -> str:
     """The cells that were not made by the present code alone, as ``local (seed 1, 2)``; empty where there are none."""
-    seeds: dict[str, list[str]] = {}
+    seeds: dict[str, dict[str, None]] = {}
     for cell, about in abouts.items():
         if about.get("code-hash") != code_hash():
-            seeds.setdefault(cell.label, []).append(str(cell.seed))
+            seeds.setdefault(cell.label, {})[str(cell.seed)] = None
     return ", ".join(f"{label} (seed {', '.join(found)})" for label, found in seeds.items())
 
 

@@ -18,6 +18,7 @@ from fedapps.errors import UserError
 from fedapps.hints import nearest
 from fedapps.holdings import Holdings
 from fedapps.settings import read
+from simulations.compare.shapley import Coalition, coalitions, in_words, players
 
 ALGO = re.compile(r"([^,\[\]]+)(?:\[([^\[\]]*)\])?")  # a method, and its own settings in brackets
 NOT_HERE = {
@@ -36,9 +37,11 @@ class Cell:
     seed: int
     folder: Path
     config: Mapping[str, Any]  # its run-config
+    only: Coalition | None = None  # the types that train, where not all do
 
     def __str__(self) -> str:
-        return f"{self.label}, seed {self.seed}"
+        only = "" if self.only is None else f", train-only={in_words(self.only)}"
+        return f"{self.label}, seed {self.seed}{only}"
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,36 @@ class Plan:
     rival: str | None = None
     target: float | None = None
     refused: Mapping[str, str] = field(default_factory=dict)  # label -> why the scenario does not suit the method
+    types: tuple[str, ...] = ()  # that Shapley values are asked for
 
     @cached_property
     def cells(self) -> list[Cell]:
         """All cells, seed by seed: what is done when a comparison is stopped can be compared."""
         return [self._cell(label, seed) for seed in self.seeds for label in self.algos if label not in self.refused]
 
+    @cached_property
+    def coalitions(self) -> list[Cell]:
+        """Of each cell those in which some types alone train, or none."""
+        some = coalitions(self.types)[:-1] if self.types else []
+        return [self._cell(cell.label, cell.seed, only) for cell in self.cells for only in some]
+
+    @property
+    def runs(self) -> list[Cell]:
+        """All that is to run."""
+        return self.cells + self.coalitions
+
     @property
     def local(self) -> str | None:
         """The label that Δ% is against."""
         return next((label for label, config in self.algos.items() if config["algo"] == "local"), None)
 
-    def _cell(self, label: str, seed: int) -> Cell:
-        name = run_name(label, seed)
+    def _cell(self, label: str, seed: int, only: Coalition | None = None) -> Cell:
+        name, trains = run_name(label, seed), {}
+        if only is not None:
+            trains = {"train-only": in_words(only)}
+            name += f"-only-{in_words(only).replace('+', '_')}"
         where = {"results-dir": str(self.folder), "run-name": name}
-        return Cell(label, seed, self.folder / name, {**self.algos[label], "seed": seed, **where})
+        return Cell(label, seed, self.folder / name, {**self.algos[label], "seed": seed, **trains, **where}, only)
 
 
 def run_name(label: str, seed: int) -> str:
@@ -84,6 +102,11 @@ def read_plan(words: Sequence[str]) -> Plan:
         raise UserError(f"rival: {rival} is not among algos{nearest(str(rival), algos)}")
     if target is not None and (type(target) not in (int, float) or not math.isfinite(target)):
         raise UserError(f"target: must be a number, not {target!r}")
+    shapley = config.pop("shapley", False)
+    if type(shapley) is not bool:
+        raise UserError(f"shapley: must be true or false, not '{shapley}'")
+    if shapley and any("train-only" in each for each in (config, *algos.values())):
+        raise UserError("train-only: shapley=true has a run of each coalition of types; leave it out")
     for key in config:
         if key in NOT_HERE:
             raise UserError(f"{key}: {NOT_HERE[key]}")
@@ -95,7 +118,9 @@ def read_plan(words: Sequence[str]) -> Plan:
     if name is None:
         name = hashlib.sha256(json.dumps([scenario.dump(), config], sort_keys=True).encode()).hexdigest()[:8]
     folder /= f"compare-{Path(settings.scenario).stem}-{name}"
-    return Plan({label: config | own for label, own in algos.items()}, seeds, folder, scenario.threads, rival, target)
+    types = players(scenario) if shapley else ()
+    methods = {label: config | own for label, own in algos.items()}
+    return Plan(methods, seeds, folder, scenario.threads, rival, target, types=types)
 
 
 def parse_algos(text: str) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ import csv
 import platform
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
 from itertools import chain
@@ -25,6 +25,7 @@ from fedapps.results.summary import summarise
 from fedapps.results.table import size
 from simulations.compare.cells import at_once, of_other_code
 from simulations.compare.plan import Cell, Plan
+from simulations.compare.shapley import figures, in_words
 
 Figure = tuple[str, str, float | None]
 """Table, column, and what one cell has in it."""
@@ -35,6 +36,7 @@ HINTS = {  # part of a column's name -> what it means
     "Δ%": "Δ%: relative change of the primary metric, mean over participants.",
     "Δ% own mix": "Δ% own mix: relative change of the accuracy on the own mix, mean over participants.",
     "rounds to": "Target: of the mean primary metric of all participants; '-': not reached.",
+    "φ": "φ: what a type of participants adds to v, by Shapley; v(none): nobody has trained, and all only test.",
     "bytes": "Bytes: of all participants together; those a round without what is sent for tests alone.",
 }
 
@@ -73,6 +75,16 @@ class Result:
         found = [value for name in names if (value := self.final(name, metric)) is not None]
         return fmean(found) if found else None
 
+    @cached_property
+    def worth(self) -> tuple[str, float | None]:
+        """What coalitions are valued by: the final metric of the server; where it has no task, the mean of those of
+        image-text participants."""
+        participants = self.record.scenario.by_name.items()
+        pairs = [name for name, entry in participants if entry.modality == "image-text"]
+        names, who = ([SERVER], SERVER) if SERVER in self.parties else (pairs, "image-text participants'")
+        metric = self.parties[names[0]]["metric"]
+        return f"{who} {metric}", self.mean(names, metric)
+
     def curve(self, names: Iterable[str]) -> dict[int, float]:
         """The mean primary metric by round; rounds that somebody missed are left out."""
         curves = [curve for name in names if (curve := self.record.curve(name, self.parties[name]["metric"]))]
@@ -86,6 +98,12 @@ def gather(plan: Plan, failed: Container[Cell]) -> dict[Cell, Result]:
     local = {cell.seed: cell.folder for cell in done if cell.label == plan.local}
     base = {cell: local.get(cell.seed) for cell in done if cell.label != plan.local}
     return {cell: Result(read_record(cell.folder), summarise(cell.folder, base.get(cell))) for cell in done}
+
+
+def gather_coalitions(plan: Plan, failed: Container[Cell]) -> dict[Cell, Result]:
+    """What finished cells in which some types alone train have recorded."""
+    done = [cell for cell in plan.coalitions if cell not in failed]
+    return {cell: Result(read_record(cell.folder), summarise(cell.folder)) for cell in done}
 
 
 # ------------------------------------------------------------------------------------- the numbers of a cell
@@ -168,6 +186,7 @@ class Report:
     plan: Plan
     results: Mapping[Cell, Result]
     failed: Mapping[Cell, str]
+    coalitions: Mapping[Cell, Result] = field(default_factory=dict)
 
     @cached_property
     def values(self) -> dict[tuple[str, str], dict[str, list[float]]]:
@@ -177,18 +196,26 @@ class Report:
         for cell, result in self.results.items():
             others = [of.get((label or "", cell.seed)) for label in (plan.local, plan.rival)]
             detail = in_detail(plan, cell.seed, result, others[0])
-            figures = (finals(result), against(plan, result, *others), detail, costs(result, plan.target))
-            for table, column, value in chain(*figures):
+            parts = (finals(result), against(plan, result, *others), detail, self.shapley(cell, result))
+            for table, column, value in chain(*parts, costs(result, plan.target)):
                 rows = found.setdefault((table, column), {label: [] for label in plan.algos})
                 rows[cell.label] += [] if value is None else [value]
         idle = [key for key, rows in found.items() if "of tests" in key[1] and not any(chain(*rows.values()))]
         return {key: rows for key, rows in found.items() if key not in idle}
 
+    def shapley(self, cell: Cell, whole: Result) -> Iterator[Figure]:
+        """The Shapley values of the types, where they are asked for."""
+        if types := self.plan.types:
+            what, value = whole.worth
+            some = {of.only: result for of, result in self.coalitions.items() if _alike(of, cell)}
+            v = {only: result.worth[1] for only, result in some.items() if only is not None}
+            yield from figures(types, what, v | {frozenset(types): value})
+
     def shown(self, column: str, values: Sequence[float]) -> str:
         """Mean ± sd over seeds; with a count where some seeds have no value."""
         if not values:
             return "-"
-        sign, digits = "+" if column.startswith("Δ") else "", 2 if column.startswith("seconds") else 1
+        sign, digits = "+" if column.startswith(("Δ", "φ")) else "", 2 if column.startswith("seconds") else 1
         text = f"{fmean(values):{sign}.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
         text = size(fmean(values)) if column.startswith("bytes") else text
         whole = len(values) == len(self.plan.seeds) or column.startswith("Δ% seed ")
@@ -216,15 +243,19 @@ class Report:
         if any(0 < len(values) < len(self.plan.seeds) for values in rows):
             found.append("(1/3): one of three seeds has a value, and it alone is shown.")
         found += [hint for part, hint in HINTS.items() if part in columns]
-        abouts = {cell: result.record.about for cell, result in self.results.items()}
+        made = {**self.results, **self.coalitions}
+        abouts = {cell: result.record.about for cell, result in made.items()}
         if others := of_other_code(abouts):
             versions = len({about.get("code-hash") for about in abouts.values()})
             several = f"Cells of {versions} version{'s' * (versions > 1)} of the code"
             found.append(f"{several}; not made by the present one alone: {others}. Another run-name runs all anew.")
         found += [f"{label}: not run: {reason}" for label, reason in self.plan.refused.items()]
-        for cell, result in self.results.items():
+        for cell, result in made.items():
             if missed := ", ".join(f"{name} ({count})" for name, count in result.summary["failures"].items()):
                 found.append(f"{cell}: left out of a phase: {missed}")
+        if self.plan.types:
+            unknown = {cell.label: what for cell, result in made.items() for what, v in [result.worth] if v is None}
+            found += [f"{label}: no Shapley value: no {what}" for label, what in unknown.items()]
         return found + [f"{cell}: failed: {reason}" for cell, reason in self.failed.items()]
 
     def show(self, console: Console) -> None:
@@ -244,13 +275,17 @@ class Report:
                 print(f"\n## {title}\n\n{held.getvalue().strip()}", file=out)
             print("", *(f"- {line}" for line in self.notes() + self.circumstances()), sep="\n", file=out)
             csv.writer(lines).writerows(self.lines())
+        if self.plan.types:
+            files.append(folder / "shapley.csv")
+            with files[-1].open("w", newline="", encoding="utf-8") as lines:
+                csv.writer(lines).writerows(self.worths())
         return files
 
     def circumstances(self) -> list[str]:
         """Where, when and with what the cells ran."""
         runs = [result.record.about for result in self.results.values()]
         versions = {", ".join(f"{name} {number}" for name, number in about["versions"].items()) for about in runs}
-        cells = min(at_once(self.plan.threads), len(self.plan.cells))
+        cells = min(at_once(self.plan.threads), len(self.plan.runs))
         return [
             f"Run on {at_once(1)} CPUs ({cpu_model()}), {cells} cells at once; threads of each: {self.plan.threads}.",
             f"{platform.platform()}, Python {platform.python_version()}; {now()}.",
@@ -265,8 +300,26 @@ class Report:
             mine = [rows[label] for rows in self.values.values()]
             pairs = [(fmean(v) if v else "", stdev(v) if len(v) > 1 else "") for v in mine]
             seeds = " ".join(str(cell.seed) for cell in self.results if cell.label == label)
-            failed = [f"seed {cell.seed}: {reason}" for cell, reason in self.failed.items() if cell.label == label]
+            lost = [f"{cell}: {reason}" for cell, reason in self.failed.items() if cell.label == label]
+            failed = [line.removeprefix(f"{label}, ") for line in lost]
             yield [label, seeds, *chain(*pairs), self.plan.refused.get(label, "; ".join(failed))]
+
+    def worths(self) -> Iterator[list[Any]]:
+        """The lines of ``shapley.csv``: v of each coalition, or why it has none."""
+        yield ["algo", "seed", "trained", "metric", "v", "failed"]
+        made = {**self.results, **self.coalitions}
+        for whole in self.plan.cells:
+            for cell in [*(some for some in self.plan.coalitions if _alike(some, whole)), whole]:
+                trained = in_words(frozenset(self.plan.types) if cell.only is None else cell.only)
+                what, value = made[cell].worth if cell in made else ("", None)
+                shown = "" if value is None else value
+                yield [cell.label, cell.seed, trained, what, shown, self.failed.get(cell, "")]
+        yield from ([label, "", "", "", "", reason] for label, reason in self.plan.refused.items())
+
+
+def _alike(one: Cell, other: Cell) -> bool:
+    """Whether two cells are of one method and seed."""
+    return (one.label, one.seed) == (other.label, other.seed)
 
 
 def cpu_model() -> str:
