@@ -33,7 +33,7 @@ Figure = tuple[str, str, float | None]
 FINAL, COSTS, OWN_MIX = "Final metrics", "Costs", "accuracy_own_mix"
 HINTS = {  # part of a column's name -> what it means
     "own mix": "Own mix: accuracy with the classes weighed as in a participant's own training data.",
-    "Δ%": "Δ%: relative change of the primary metric, mean over participants.",
+    "Δ%": "Δ%: relative change of the primary metric, mean over participants; one at 0 under Local has none.",
     "Δ% own mix": "Δ% own mix: relative change of the accuracy on the own mix, mean over participants.",
     "rounds to": "Target: of the mean primary metric of all participants; '-': not reached.",
     "φ": "φ: what a type of participants adds to v, by Shapley; v(none): nobody has trained, and all only test.",
@@ -218,7 +218,7 @@ class Report:
         sign, digits = "+" if column.startswith(("Δ", "φ")) else "", 2 if column.startswith("seconds") else 1
         text = f"{fmean(values):{sign}.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
         text = size(fmean(values)) if column.startswith("bytes") else text
-        whole = len(values) == len(self.plan.seeds) or column.startswith("Δ% seed ")
+        whole = len(values) == len(self.plan.seeds) or len(_heads(column)) == 1
         return text if whole else f"{text} ({len(values)}/{len(self.plan.seeds)})"
 
     def tables(self, look: box.Box, across: int, gap: str) -> Iterator[tuple[str, Table]]:
@@ -293,12 +293,12 @@ class Report:
         ]
 
     def lines(self) -> Iterator[list[Any]]:
-        """The lines of the CSV file: of each method mean and sd of each column; empty where there is no value."""
-        heads = [f"{column} {what}" for _, column in self.values for what in ("mean", "sd")]
-        yield ["algo", "finished seeds", *heads, "failed"]
+        """The lines of the CSV file: of each method mean and sd of each column, or the value of its seed; empty where
+        there is none."""
+        yield ["algo", "finished seeds", *(head for _, column in self.values for head in _heads(column)), "failed"]
         for label in self.plan.algos:
-            mine = [rows[label] for rows in self.values.values()]
-            pairs = [(fmean(v) if v else "", stdev(v) if len(v) > 1 else "") for v in mine]
+            mine = [(len(_heads(column)), rows[label]) for (_, column), rows in self.values.items()]
+            pairs = [(fmean(v) if v else "", stdev(v) if len(v) > 1 else "")[:width] for width, v in mine]
             seeds = " ".join(str(cell.seed) for cell in self.results if cell.label == label)
             lost = [f"{cell}: {reason}" for cell, reason in self.failed.items() if cell.label == label]
             failed = [line.removeprefix(f"{label}, ") for line in lost]
@@ -315,6 +315,11 @@ class Report:
                 shown = "" if value is None else value
                 yield [cell.label, cell.seed, trained, what, shown, self.failed.get(cell, "")]
         yield from ([label, "", "", "", "", reason] for label, reason in self.plan.refused.items())
+
+
+def _heads(column: str) -> list[str]:
+    """The columns of the CSV file that a column of the tables becomes; one that is of a single seed stays as it is."""
+    return [column] if column.startswith("Δ% seed ") else [f"{column} mean", f"{column} sd"]
 
 
 def _alike(one: Cell, other: Cell) -> bool:

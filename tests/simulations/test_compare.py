@@ -404,6 +404,7 @@ def test_files(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert local["finished seeds"] == "1" and fedafd["finished seeds"] == "1 2"
     assert float(fedafd["image accuracy mean"]) == 50 and float(fedafd["image accuracy sd"]) == pytest.approx(50**0.5)
     assert local["image accuracy sd"] == "" and local["rounds to 30 mean"] == ""
+    assert float(fedafd["Δ% seed 1"]) == 25 and fedafd["Δ% seed 2"] == "" and "Δ% seed 1 sd" not in fedafd
 
 
 def test_tables_fit_a_screen(report: Report, capsys: pytest.CaptureFixture[str]) -> None:
