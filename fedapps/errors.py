@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class RunFailed(Exception):
     """A run cannot go on. The message is one line: why, and what would help."""
+
+
+class RoundFailed(RunFailed):
+    """A round has too few good replies; the run may go on with the next one."""

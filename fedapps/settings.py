@@ -42,6 +42,9 @@ class Settings(BaseModel):
         None, description="modalities whose participants train, e.g. image+text, or none; the others only test"
     )
     min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
+    max_failed_rounds: int = Field(
+        3, ge=1, description="so many failed rounds in a row end the run; others are skipped"
+    )
     round_timeout: float = Field(
         3600.0, gt=0, description="seconds to wait for participants and for replies of a phase"
     )

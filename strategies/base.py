@@ -19,7 +19,7 @@ from torch import Tensor
 from fedapps import wire
 from fedapps.code_hash import code_hash, folder
 from fedapps.contract import Contract
-from fedapps.errors import RunFailed
+from fedapps.errors import RoundFailed, RunFailed
 from fedapps.holdings import Holdings
 from fedapps.methods import method
 from fedapps.results.folder import RunFolder
@@ -125,34 +125,53 @@ class Strategy(FlowerStrategy):
         num_rounds = num_rounds or self.settings.num_server_rounds
         self.wait_for_participants()
         self.setup()
-        first = self.resume() + 1
-        if first == 1:
+        done = self.resume()
+        if done is None:
+            done = 0
             self.prepare()
             self.record_server()
-        progress = Progress(self.run, self.scenario, num_rounds, first)
-        for self.round in range(first, num_rounds + 1):
+            self.run.checkpoint.save((done, 0), self.state_dict())
+        progress = Progress(self.run, self.scenario, num_rounds, done + 1)
+        failed = 0
+        for self.round in range(done + 1, num_rounds + 1):
             self.step, self.evaluated, self.failed = 0, {}, set()
             self.meet()
             self.chosen = self.sample()
-            self.train_round(self.round)
+            try:
+                self.train_round(self.round)
+                failed = 0
+            except RoundFailed as error:
+                failed += 1
+                self.skip(error, failed)
             self.evaluate_round()
             self.run.checkpoint.save((self.round, 0), self.state_dict())
             progress.round_done(self.round)
         return Result()
 
-    def resume(self) -> int:
-        """Load the last checkpoint if asked; the number of rounds that are done."""
+    def resume(self) -> int | None:
+        """Load the last checkpoint if asked; the number of rounds that are done, ``None`` where all is to be done."""
         if not self.settings.resume:
-            return 0
+            return None
         found = self.run.checkpoint.newest()
         if found is None:
             self.run.rewind(-1)
-            return 0
+            return None
         (done, _), state = found
         self.load_state_dict(state)
         self.run.rewind(done)
         log(INFO, "resuming after round %d", done)
         return done
+
+    def skip(self, error: RoundFailed, failed: int) -> None:
+        """Take back what a failed round has changed here; ``RunFailed`` if it is one too many in a row."""
+        most = self.settings.max_failed_rounds
+        if failed >= most:
+            raise RunFailed(f"{error}; failed rounds in a row: {failed}, max-failed-rounds is {most}") from error
+        log(WARNING, "%s; the round is skipped", error)
+        self.run.row(self.round, "train", "server", error=str(error))
+        found = self.run.checkpoint.newest()
+        assert found is not None  # there is one before the first round
+        self.load_state_dict(found[1])
 
     def evaluate_round(self) -> None:
         """Test every participant that the round has not tested yet, and the server."""
@@ -280,7 +299,7 @@ class Strategy(FlowerStrategy):
             Good replies that a training phase needs.
 
         Replies that are an error, off the contract, not finite, or late are recorded and left out. Raises
-        ``RunFailed`` if fewer than ``least`` of a training phase are good.
+        ``RoundFailed`` if fewer than ``least`` of a training phase are good.
         """
         started = time.monotonic()
         self.step += 1
@@ -303,10 +322,10 @@ class Strategy(FlowerStrategy):
         return replies
 
     def need(self, least: int, good: int, phase: str, failures: Mapping[str, str]) -> None:
-        """``RunFailed`` with the reason of each failure if fewer than ``least`` replies are good."""
+        """``RoundFailed`` with the reason of each failure if fewer than ``least`` replies are good."""
         if good < least:
-            why = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-            raise RunFailed(
+            why = "; ".join(f"{name}: {failures[name]}" for name in self.scenario.by_name if name in failures)
+            raise RoundFailed(
                 f"round {self.round}, {phase}: {good} good replies, min-participants is "
                 f"{self.settings.min_participants} ({why})"
             )
@@ -368,10 +387,21 @@ class Strategy(FlowerStrategy):
         started = time.monotonic()
         while waiting and (waited := time.monotonic() - started) < self.settings.round_timeout:
             for reply in self.grid.pull_messages(list(waiting)):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                yield node_of[reply.metadata.reply_to_message_id], reply
+                if (asked := reply.metadata.reply_to_message_id) in waiting:  # else it is here twice
+                    waiting.remove(asked)
+                    self.alive(reply)
+                    yield node_of[asked], reply
             if waiting:
                 time.sleep(min(max(0.02, 0.05 * waited), 1.0))  # look often at first, then each second
+
+    def alive(self, reply: Message) -> None:
+        """``RunFailed`` if a process of Ray has died: Flower keeps giving it work, which fails at once."""
+        if reply.has_error() and "ActorDied" in (reply.error.reason or ""):
+            raise RunFailed(
+                "a process of the simulation died, most often because memory ran out; run again with resume=true "
+                f"run-name={self.run.path.name}, and with fewer at once, as --federation-config "
+                "'client-resources-num-cpus=2' has it"
+            )
 
     def open(self, phase: str, name: str, message: Message) -> Reply:
         """One participant's part of a node's reply; ``WireError`` if anything about it is wrong."""

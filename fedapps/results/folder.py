@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
@@ -94,6 +95,7 @@ def check_run_folder(settings: Settings, scenario: Scenario) -> None:
         if not os.path.isfile(path / "run.json"):
             raise UserError(f"resume: there is no run folder {path}")
         _check_same_run(read_about(path), settings, scenario)
+        lock(path, f"resume: {path}: this run is still going on").close()
         with writing("results-dir", path), tempfile.TemporaryFile(dir=path):
             return
     if os.path.lexists(path):
@@ -121,6 +123,7 @@ def _try_folder(path: Path) -> None:
 def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scenario) -> None:
     """A run is continued with the settings that it was started with; only more rounds may be asked."""
     free = {"resume", "num-server-rounds", "results-dir", "run-name", "round-timeout", "min-participants", "device"}
+    free |= {"max-failed-rounds"}
     parties = [*scenario.participants, *([scenario.server] if scenario.server else [])]
     if settings.params.hangs_on_rounds or any(party.train.schedule == "cosine" for party in parties):
         free.remove("num-server-rounds")
@@ -142,6 +145,18 @@ def writing(what: str, path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         told = getattr(error, "strerror", None) or error
         raise UserError(f"{what}: {path} cannot be written: {told}") from error
+
+
+def lock(folder: Path, taken: str) -> IO[str]:
+    """A file in ``folder`` that is locked as long as it is open; ``UserError`` where another process has locked it."""
+    with writing("results-dir", folder):
+        file = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise UserError(f"{taken}; wait for its end, or stop it") from error
+    return file
 
 
 def dumps(values: Any, **options: Any) -> str:
@@ -253,6 +268,7 @@ class RunFolder:
                 self.path.mkdir(parents=True)
                 self.about = about
                 self._metrics.touch()
+            self._lock = lock(self.path, f"run-name: {self.path}: another process writes there")
             write_json(self.path / "run.json", self.about)
 
     def rewind(self, server_round: int) -> None:
@@ -275,3 +291,4 @@ class RunFolder:
         """Mark the run as finished, or as failed for a reason."""
         self.about |= {"status": "failed" if reason else "finished", "reason": reason, "ended": now()}
         write_json(self.path / "run.json", self.about)
+        self._lock.close()

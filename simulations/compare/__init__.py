@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedapps.results.folder import writing
-from simulations.compare.cells import lock, run_cells
+from fedapps.results.folder import lock, writing
+from simulations.compare.cells import run_cells
 from simulations.compare.picture import draw
 from simulations.compare.plan import read_plan, unfit
 from simulations.compare.report import Report, gather, gather_coalitions
@@ -39,7 +39,7 @@ def compare(words: Sequence[str], out: Path | None = None) -> int:
     for what, folder in (("results-dir", plan.folder), ("out", out)):
         with writing(what, folder):
             folder.mkdir(parents=True, exist_ok=True)
-    with lock(plan.folder) as held:
+    with lock(plan.folder, f"{plan.folder}: another comparison is at work there") as held:
         failed = run_cells(plan, held.fileno())
     report = Report(plan, gather(plan, failed), failed, gather_coalitions(plan, failed))
     report.show(Console(width=None if sys.stdout.isatty() else 200))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -12,11 +11,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from fedapps.code_hash import code_hash
 from fedapps.errors import UserError
-from fedapps.results.folder import check_run_folder, read_about, writing
+from fedapps.results.folder import check_run_folder, read_about
 from fedapps.settings import read
 from simulations.compare.plan import Cell, Plan
 
@@ -122,15 +121,3 @@ def at_once(threads: int) -> int:
     """How many processes of so many threads have CPUs of their own."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cpus // threads)
-
-
-def lock(folder: Path) -> IO[str]:
-    """A file that is locked as long as it is open; ``UserError`` if another comparison is at work in ``folder``."""
-    with writing("results-dir", folder):
-        file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise UserError(f"{folder}: another comparison is at work there; wait for its end, or stop it") from error
-    return file

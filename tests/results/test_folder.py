@@ -110,7 +110,7 @@ def test_the_check_leaves_nothing_behind(tmp_path: Path, tiny: dict) -> None:
     assert os.listdir(tmp_path / "there") == []
     RunFolder(*read(tiny))
     check_run_folder(*read(tiny | {"resume": True}))
-    assert sorted(os.listdir(tmp_path / "runs" / "r")) == ["metrics.jsonl", "run.json"]
+    assert sorted(os.listdir(tmp_path / "runs" / "r")) == [".lock", "metrics.jsonl", "run.json"]
 
 
 # -------------------------------------------------------------------------------- numbers that are not finite

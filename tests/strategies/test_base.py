@@ -102,7 +102,7 @@ def test_a_node_that_fails_or_is_lost_is_left_out(tiny: dict) -> None:
 def test_below_min_participants_the_run_fails_and_says_why(tiny: dict) -> None:
     nan = wire.pack({"image": torch.full((64, 16), float("nan"))})
     with pytest.raises(RunFailed, match="3 good replies, min-participants is 4"):
-        run({**tiny, "algo": "fedafd", "min-participants": 4}, tamper=poisoned("image-0", nan))
+        run({**tiny, "algo": "fedafd", "min-participants": 4, "max-failed-rounds": 1}, tamper=poisoned("image-0", nan))
     about = json.loads((Path(tiny["results-dir"]) / "r" / "run.json").read_text())
     assert about["status"] == "failed" and "image-0: 'features/image' holds NaN" in about["reason"]
     assert rows(Path(tiny["results-dir"]) / "r")

@@ -71,7 +71,7 @@ def test_min_participants_counts_those_alone_and_together(algo: str, least: int,
         lost = "alone" in message.metadata.message_type and message.metadata.group_id == "2"
         return Message(Error(0, "lost"), reply_to=message) if lost else reply
 
-    settings = alike(tmp_path, algo=algo, **{"num-server-rounds": 2, "min-participants": least})
+    settings = alike(tmp_path, algo=algo, **{"num-server-rounds": 2, "min-participants": least, "max-failed-rounds": 1})
     if least == 6:  # five of eight come back
         with pytest.raises(RunFailed, match="round 2, train"):
             run(settings, len(NAMES), tamper=lose)
@@ -133,4 +133,4 @@ def test_a_bad_reply_is_left_out_and_harms_nobody(algo: str, tmp_path: Path) -> 
     got = metrics(path)
     assert {name for r, _, name in got if r == 2} >= set(NAMES) - {"group-0"}
     with pytest.raises(RunFailed, match="min-participants is 8"):
-        run({**config, "min-participants": 8, "run-name": "q"}, tamper=spoil)
+        run({**config, "min-participants": 8, "max-failed-rounds": 1, "run-name": "q"}, tamper=spoil)

@@ -121,5 +121,6 @@ def test_a_reply_that_is_not_finite_is_left_out(mixed: dict) -> None:
     path = run({**mixed, "algo": "fd", "scenario": "mrl-tiny"}, tamper=spoil)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert {row["participant"] for row in rows if "error" in row} == {"a-0"}
+    strict = {"min-participants": 4, "max-failed-rounds": 1}
     with pytest.raises(RunFailed, match="min-participants is 4"):
-        run({**mixed, "algo": "fd", "scenario": "mrl-tiny", "min-participants": 4, "run-name": "q"}, tamper=spoil)
+        run({**mixed, "algo": "fd", "scenario": "mrl-tiny", "run-name": "q", **strict}, tamper=spoil)

@@ -158,7 +158,7 @@ def test_a_round_with_too_few_representations_fails_and_says_why(tiny: dict) -> 
         return reply
 
     with pytest.raises(RunFailed, match=r"round 2, align: 0 good replies, min-participants is 1 \(tags-0: it encoded"):
-        run(tiny, tamper=tamper)
+        run({**tiny, "max-failed-rounds": 1}, tamper=tamper)
 
 
 def test_a_resumed_run_goes_on_as_if_uninterrupted(tiny: dict) -> None:

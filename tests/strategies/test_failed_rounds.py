@@ -1,0 +1,124 @@
+"""Rounds below min-participants, a dead process of the simulation, replies that come twice, a folder that is in use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+
+from fedapps import wire
+from fedapps.client_app import app
+from fedapps.errors import RunFailed, UserError
+from fedapps.results.folder import RunFolder, check_run_folder, read_rows
+from fedapps.server_app import main
+from fedapps.settings import read
+from simulations.in_process import RUN_ID, InProcessGrid, run
+from tests.end_to_end.flower import metrics
+
+Tamper = Callable[[Message, Message], Message]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> dict:
+    rounds = {"num-server-rounds": 3, "min-participants": 2}
+    return {"algo": "fedavg", "scenario": "cola-tiny", "results-dir": str(tmp_path), "run-name": "r", **rounds}
+
+
+def failing(*rounds: int, phase: str = "train") -> Tamper:
+    """Everybody fails in a phase of these rounds."""
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type.endswith(phase) and int(message.metadata.group_id) in rounds:
+            names = {key.partition("/")[0] for key in reply.content}
+            errors = {f"{name}/{wire.ERROR}": ConfigRecord({"error": "no power"}) for name in names}
+            reply.content = RecordDict(errors)
+        return reply
+
+    return tamper
+
+
+def test_a_failed_round_is_skipped_and_said(tiny: dict) -> None:
+    path = run(tiny, tamper=failing(2))
+    about, rows = json.loads((path / "run.json").read_text()), read_rows(path / "metrics.jsonl")
+    assert about["status"] == "finished"
+    (told,) = [row for row in rows if row["participant"] == "server" and "error" in row]
+    assert told["round"] == 2 and told["error"].startswith(
+        "round 2, train: 0 good replies, min-participants is 2 (image"
+    )
+    assert {row["round"] for row in rows if row["phase"] == "train" and row.get("metrics")} == {1, 3}
+    assert json.loads((path / "summary.json").read_text())["failures"]["server"] == 1
+
+
+def test_a_skipped_round_leaves_the_server_as_it_was(tiny: dict) -> None:
+    """FedMuscle fails in the last of a round's phases, FedAFD when the server has learned from public data already."""
+    for algo, scenario, phase in (("fedmuscle", "muscle-tiny", "train"), ("fedafd", "emoji-tiny", "train")):
+        config = {**tiny, "algo": algo, "scenario": scenario, "run-name": algo}
+        path = run({**config, "num-server-rounds": 2}, tamper=failing(2, phase=phase))
+        states = {file.name: file.read_bytes() for file in sorted((path / "checkpoint").iterdir())}
+        assert list(states) == ["r00001-s0000.safetensors", "r00002-s0000.safetensors"]
+        assert len(set(states.values())) == 1, algo
+
+
+def test_failed_rounds_in_a_row_end_the_run_which_can_go_on(tiny: dict) -> None:
+    tiny |= {"num-server-rounds": 5, "max-failed-rounds": 2}
+    with pytest.raises(RunFailed, match=r"round 4, train: .* failed rounds in a row: 2, max-failed-rounds is 2"):
+        run(tiny, tamper=failing(1, 3, 4))
+    path = Path(tiny["results-dir"], "r")
+    assert json.loads((path / "run.json").read_text())["status"] == "failed"
+    resumed = metrics(run({**tiny, "resume": True}))
+    whole = metrics(run({**tiny, "run-name": "whole"}, tamper=failing(1, 3)))
+    assert resumed == whole, "the round that ended it was done again"
+
+
+def test_a_run_stopped_before_its_first_round_is_over_starts_from_the_same_models(tiny: dict) -> None:
+    whole = metrics(run({**tiny, "algo": "fedafd", "scenario": "emoji-tiny", "run-name": "whole"}))
+    config = {**tiny, "algo": "fedafd", "scenario": "emoji-tiny", "max-failed-rounds": 1}
+    with pytest.raises(RunFailed):
+        run(config, tamper=failing(1))
+    before = [row for row in read_rows(Path(tiny["results-dir"], "r", "metrics.jsonl")) if row["round"] == 0]
+    path = run({**config, "resume": True})
+    assert metrics(path) == whole
+    assert [row for row in read_rows(path / "metrics.jsonl") if row["round"] == 0] == before, "it was not made again"
+
+
+def test_a_dead_process_of_the_simulation_ends_the_run(tiny: dict) -> None:
+    reason = (
+        "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly before finishing this task.\n\tpid: 7'>"
+    )
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2" and message.metadata.dst_node_id == 101:
+            reply = Message(Error(0, reason), reply_to=message)
+            reply.metadata.__dict__["_message_id"] = "e"
+        return reply
+
+    with pytest.raises(RunFailed, match=r"a process of the simulation died, .* resume=true run-name=r"):
+        run(tiny, tamper=tamper)
+    assert metrics(run({**tiny, "resume": True})) == metrics(run({**tiny, "run-name": "whole"}))
+
+
+class Twice(InProcessGrid):
+    """Delivers every reply two times."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [reply for reply in super().pull_messages(message_ids) for _ in range(2)]
+
+
+def test_a_reply_that_comes_twice_counts_once(tiny: dict) -> None:
+    main(Twice(app, 2, run_config=tiny), Context(RUN_ID, 0, {}, RecordDict(), tiny))
+    once, twice = run({**tiny, "run-name": "once"}), Path(tiny["results-dir"], "r")
+    assert metrics(once) == metrics(twice)
+    assert len(read_rows(once / "metrics.jsonl")) == len(read_rows(twice / "metrics.jsonl"))
+
+
+def test_a_run_folder_has_one_process_at_work(tiny: dict) -> None:
+    first = RunFolder(*read(tiny))
+    again = read({**tiny, "resume": True})
+    for use in (check_run_folder, RunFolder):
+        with pytest.raises(UserError, match=r"resume: .*/r: this run is still going on; wait for its end, or stop it"):
+            use(*again)
+    first.end("stopped")
+    RunFolder(*again).end()
