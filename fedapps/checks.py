@@ -35,6 +35,8 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
             f"{len(scenario.by_name)} participants"
         )
     drawn = sum(count for _, count in settings.pools(scenario))
+    if drawn < settings.min_participants <= len(scenario.by_name):
+        yield f"min-participants: {settings.min_participants} asked, a round draws {drawn}; raise fraction-train"
     only = settings.train_only
     if only not in (None, "none") and not set(only.split("+")) <= set(scenario.types):
         yield f"train-only: must be none, or some of {', '.join(scenario.types)} with + between, not '{only}'"

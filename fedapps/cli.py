@@ -213,6 +213,8 @@ def run_config(words: Iterable[str]) -> dict[str, Any]:
     from fedapps.results.record import read_record
 
     stored = read_record(folder).about["settings"]
+    if (algo := config.get("algo", stored["algo"])) != stored["algo"]:
+        raise UserError(f"resume: algo was '{stored['algo']}' in that run and is '{algo}' now; leave it as it was")
     return {key: value for key, value in stored.items() if value not in (None, run_settings.AUTO)} | config
 
 
@@ -409,15 +411,20 @@ def problems(words: Iterable[str]) -> list[str]:
 
 
 def _setting_problems(config: Mapping[str, Any]) -> list[str]:
-    """What ``settings.read`` objects to: in the method and the scenario, else in each other key by itself."""
+    """What ``settings.read`` objects to: in the method and the scenario, else in one other key after the other."""
     found = [] if config.get("algo", "fedafd") in METHODS else [_no_method(config["algo"])]
     found += mistakes(str(config.get("scenario", "emoji-quick")))
     if found:
         keys = run_settings.fields()
         return found + [f"unknown key '{key}'{nearest(key, keys)}" for key in config if key not in keys]
-    base = {key: value for key, value in config.items() if key in ("algo", "scenario")}
-    trials = [base, *(base | {key: value} for key, value in config.items() if key not in base)]
-    return list(dict.fromkeys(line for trial in trials if (line := _objection(trial)) is not None))
+    rest, told = dict(config), {}
+    while (line := _objection(rest)) is not None:
+        key = next((key for key in rest if line.startswith(f"{key}:") or f"'{key}'" in line), "")
+        told[key] = line
+        if key in ("", "algo", "scenario"):
+            break
+        del rest[key]
+    return [told[key] for key in ("", *config) if key in told]
 
 
 def _no_method(algo: Any) -> str:

@@ -36,7 +36,9 @@ class Settings(BaseModel):
     learning_rate: float | None = Field(None, gt=0, description="of all participants; default: what the scenario says")
     evaluate_every: int = Field(1, ge=1, description="rounds from one test to the next; the last round has one too")
     seed: int = Field(1, ge=0, lt=2**63, description="of every random draw, the partition of the data included")
-    fraction_train: float = Field(1.0, gt=0, le=1, description="share of the participants that train in a round")
+    fraction_train: float = Field(
+        1.0, gt=0, le=1, description="share of the participants that train in a round, rounded up"
+    )
     sample_by: Literal["all", "kind"] = Field("all", description="draw that share of all participants, or of each kind")
     train_only: str | None = Field(
         None, description="modalities whose participants train, e.g. image+text, or none; the others only test"
@@ -68,7 +70,7 @@ class Settings(BaseModel):
         for kind in kinds:
             pool = [name for name in names if kind in (None, scenario.kind(name))]
             share = math.ceil(round(self.fraction_train * len(pool), 9))  # 0.07 of 100 is 7.000000000000001
-            yield pool, max(share, min(self.min_participants, len(pool)))
+            yield pool, share if self.sample_by == "kind" else max(share, min(self.min_participants, len(pool)))
 
     def dump(self) -> str:
         """JSON that ``parse`` reads back: what travels to the clients."""

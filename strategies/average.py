@@ -38,16 +38,17 @@ def weighted_mean(states: Sequence[Tensors], weights: Sequence[float]) -> dict[s
     return mean
 
 
-def groups(strategy: Strategy) -> dict[str, str]:
+def groups(strategy: Strategy, across: bool = False) -> dict[str, str]:
     """Participant -> group: those of one modality with the same classes exchange with each other.
 
-    So do only those whose heads take representations of the same scale (``unit``). One alone is told of.
+    So do only those whose heads take representations of the same scale (``unit``). One alone is told of, unless
+    something is exchanged ``across`` groups too.
     """
     entries = strategy.scenario.by_name.items()
     found = {name: f"{entry.modalities[0]}-{entry.unit}-{strategy.labels[name]}" for name, entry in entries}
     sizes = Counter(found.values())
     for name, group in found.items():
-        if sizes[group] == 1:
+        if sizes[group] == 1 and not across:
             log(WARNING, "%s exchanges with nobody: no other participant has its modality and its classes", name)
     return found
 
@@ -56,6 +57,7 @@ class Average(Strategy):
     """What participants send under the name ``travels`` is averaged by samples: one state θ for each group."""
 
     travels = "shared"
+    across = False  # whether groups exchange with each other too
 
     def build(self, name: str) -> dict[str, Tensor]:
         """The first θ of the group that participant ``name`` belongs to."""
@@ -63,7 +65,7 @@ class Average(Strategy):
 
     def types(self) -> dict[str, str]:
         """Participant -> the group that it belongs to."""
-        return groups(self)
+        return groups(self, self.across)
 
     def setup(self) -> None:
         self.group = self.types()

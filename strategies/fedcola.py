@@ -38,12 +38,9 @@ class FedCola(Towers):
         self.layers = list(linears(encoder, self.params.aux))  # of the same names in every tower
         self.kept: dict[str, dict[str, Tensor]] = {}  # participant -> layer -> hash of the W_out that it keeps
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"kept": self.kept}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.kept = dict(state.get("kept", {}))
+        self.kept = {}  # they may have replied since, or lost it: all is sent once
 
     def train_round(self, server_round: int) -> None:
         each, params = self.content(self.chosen), self.params

@@ -19,6 +19,8 @@ class Towers(FedAvg):
     says its modality, so types have a tensor in common where it has the same name.
     """
 
+    across = True
+
     def setup(self) -> None:
         self.places: dict[str, dict[str, Place]] = {}  # type -> tensor -> what it is
         super().setup()

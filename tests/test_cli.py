@@ -373,6 +373,11 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "unknown key 'fedafd.betta' (did you mean 'fedafd.beta'?)",
         "min-participants: must be greater than or equal to 1, not 0",
     ]
+    pair = ["fedmuscle.wire=grad", "fedmuscle.sync=batch"]
+    assert main(["check", "algo=fedmuscle", "scenario=muscle-tiny", *pair]) == 0
+    assert capsys.readouterr().out == "ok\n", "keys that need each other"
+    assert main(["check", "algo=fedmuscle", "scenario=muscle-tiny", pair[0], "seed=x"]) == 1
+    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["fedmuscle.wire", "seed"]
     (tmp_path / "own.yaml").write_text("dimm: 3\nparticipants: []\n")
     assert main(["check", "scenario=own.yaml", "algo=fedadf"]) == 1
     algo, *scenario = capsys.readouterr().out.splitlines()

@@ -1,11 +1,12 @@
 """FedCola's gates, and FedProx's distance."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from clients import fedcola
+from clients import fedavg, fedcola, fedprox
 from clients.fedcola import completed, fold, gate
 from clients.fedprox import distance
 from fedapps import wire
@@ -13,7 +14,7 @@ from fedapps.errors import UserError
 from fedapps.learner import build_optimizer, set_rate
 from fedapps.models import build_encoder
 from fedapps.models.unified import linears
-from fedapps.scenario import Train
+from fedapps.scenario import Train, folder
 from tests.helpers import context, participant
 
 IDS = torch.tensor([[5, 9, 2, 0], [7, 0, 0, 0]])
@@ -127,3 +128,64 @@ def test_fedprox_distance() -> None:
     assert distance(layer, w_t, "l2sq").item() == pytest.approx(29) and distance(
         layer, w_t, "l2"
     ).item() == pytest.approx(7)
+
+
+def edited(tmp_path: Path, old: str, new: str) -> str:
+    path = tmp_path / "s.yaml"
+    text = (folder() / "cola-tiny.yaml").read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return str(path)
+
+
+@pytest.mark.parametrize("half", [fedavg, fedprox, fedcola])
+def test_a_later_round_has_a_smaller_rate(half: Any, tmp_path: Path) -> None:
+    options = {
+        "algo": half.__name__.rpartition(".")[2],
+        "scenario": edited(tmp_path, "learning-rate: 0.001", "learning-rate: 0.001, decay: 1.0e-6"),
+    }
+    moved = []
+    for server_round in (1, 3):
+        start = participant("text-0", tmp_path, **options).model.state_dict()
+        me = participant("text-0", tmp_path, {"model": start}, server_round=server_round, **options)
+        up = wire.unpack(half.train(me.message, context()).content["model"])
+        moved.append(max((w - start[n]).abs().max().item() for n, w in up.items()))
+    assert moved[0] > 1e-4 and moved[1] < 1e-7
+
+
+def test_the_gate_that_is_told_is_the_mean_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[fedcola.Gate] = []
+    gate = fedcola.gate
+    monkeypatch.setattr(fedcola, "gate", lambda *args: made.extend(gate(*args)) or made)
+    options: dict = {"algo": "fedcola", "scenario": "cola-tiny"}
+    model = participant("text-0", tmp_path, **options).model
+    aux = {name: torch.randn_like(layer.weight) / 8 for name, layer in linears(model.encoders["text"]).items()}
+    me = participant("text-0", tmp_path, {"model": model.state_dict(), "aux": aux}, **options)
+    told = fedcola.train(me.message, context()).content["metrics"]["gate"]
+    sizes = [each.g.item() for each in made]
+    assert min(sizes) < 0 < max(sizes) and told == pytest.approx(sum(map(abs, sizes)) / 16)
+
+
+def test_scalars_of_a_loss_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(fedcola, "local_epochs", lambda me: seen.append(me) or {})
+    scenario = edited(tmp_path, "{name: retrieval, loss: infonce, tau: 0.07}", "{name: retrieval, loss: pcme}")
+    options = {"algo": "fedcola", "scenario": scenario}
+    start = participant("mm-0", tmp_path, **options).model.state_dict()
+    fedcola.train(participant("mm-0", tmp_path, {"model": start}, **options).message, context())
+    learns = {id(w) for group in seen[0].optimizer.param_groups for w in group["params"]}
+    assert list(seen[0].task.parameters()) and {id(w) for w in seen[0].task.parameters()} <= learns
+
+
+@pytest.mark.parametrize(("norm", "term"), [("l2sq", 8.0), ("l2", 3.0)])
+def test_fedprox_adds_half_mu_of_its_norm(
+    norm: str, term: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: list[float] = []
+    monkeypatch.setattr(fedprox, "task_loss", lambda me, rows: torch.tensor(1.0))
+    monkeypatch.setattr(fedprox, "distance", lambda model, w_t, norm: torch.tensor({"l2sq": 8.0, "l2": 3.0}[norm]))
+    monkeypatch.setattr(fedprox, "step", lambda loss, *_: losses.append(loss.item()))
+    options: dict = {"algo": "fedprox", "scenario": "cola-tiny", "fedprox.mu": 0.5, "fedprox.norm": norm}
+    start = participant("text-0", tmp_path, **options).model.state_dict()
+    reply = fedprox.train(participant("text-0", tmp_path, {"model": start}, **options).message, context()).content
+    assert set(losses) == {1 + 0.25 * term} and reply["metrics"]["task_loss"] == 1

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from fedapps.checks import unmet
 from fedapps.errors import UserError
 from fedapps.models import Encoder, LogitHead, Model, build_encoder
-from fedapps.models.unified import linears, places
+from fedapps.models.unified import Place, linears, places
 from fedapps.scenario import folder, load_scenario
 
 
@@ -94,3 +95,53 @@ def test_towers_that_cannot_be_averaged_are_told(old: str, new: str, told: str, 
     scenario = load_scenario(str(path))
     assert any(told in line for line in unmet("fedcola", scenario)) and not list(unmet("fedavg", scenario))
     assert not list(unmet("fedcola", load_scenario("cola-tiny")))
+
+
+def test_words_by_hand() -> None:
+    text, ids = built("text", buckets=64).eval(), torch.tensor([[5, 9, 2]])
+    embed, tower = text.embed, text.tower  # type: ignore[attr-defined]
+    rows = torch.cat([embed.start[0], embed.words.weight[ids[0]]]) + embed.positions[0, :4]
+    torch.testing.assert_close(embed(ids)[0], F.layer_norm(rows, (64,), eps=1e-6))
+    torch.testing.assert_close(text.encode(ids), tower(embed(ids))[:, 0])
+
+
+def test_maps_are_the_patches_in_place() -> None:
+    image = built("image").eval()
+    x = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    states, maps = image.states(x), image.maps(x)  # type: ignore[attr-defined,operator]
+    assert torch.equal(maps[:, :, 1, 2], states[:, 1 + 4 + 2]) and torch.equal(maps[:, :, 3, 3], states[:, -1])
+
+
+def test_blocks_drop_more_the_deeper_they_are() -> None:
+    blocks = built("image", drop_path=0.3).tower.blocks  # type: ignore[union-attr]
+    for drop in ("drop_path1", "drop_path2"):
+        rates = [getattr(getattr(block, drop), "drop_prob", 0.0) for block in blocks]  # type: ignore[union-attr]
+        assert rates == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+def test_first_values() -> None:
+    text = built("text", buckets=512)
+    for layer in linears(text).values():
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.1) and not layer.bias.any()
+    assert text.embed.words.weight.std().item() == pytest.approx(0.02, rel=0.1)  # type: ignore[union-attr]
+    assert {block.attn.num_heads for block in text.tower.blocks} == {4}  # type: ignore[union-attr]
+
+
+def test_layers_and_projections_by_name() -> None:
+    ends = {kind: {name.rpartition(".")[2] for name in linears(built("image"), kind)} for kind in ("attn", "mlp")}
+    assert ends == {"attn": {"qkv", "proj"}, "mlp": {"fc1", "fc2"}}
+    found = places(Model({"image": built("image", dim=8), "text": built("text", dim=8)}, LogitHead(8, 5)))
+    assert found["encoders.text.project.weight"] == Place("head", "text")
+
+
+def test_pretrained_weights_of_other_pictures(tmp_path: Path) -> None:
+    import timm
+    from safetensors.torch import save_file
+
+    vit = timm.create_model("vit_small_patch16_224", num_classes=0)
+    torch.nn.init.normal_(vit.norm.weight)
+    save_file(vit.state_dict(), tmp_path / "vit.safetensors")
+    image = built("image", dim=384, size="small", side=64, pretrained=str(tmp_path / "vit.safetensors"))
+    assert torch.equal(image.tower.norm.weight, vit.norm.weight)  # type: ignore[union-attr]
+    positions = image.embed.positions  # type: ignore[union-attr]
+    assert positions.shape == (1, 17, 384) and torch.equal(positions[:, 0], vit.pos_embed[:, 0])  # type: ignore[index,union-attr]

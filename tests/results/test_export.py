@@ -45,7 +45,7 @@ def test_the_usage_of_the_card_works(fedafd_run: Path, tmp_path: Path, monkeypat
 def test_refusals(fedafd_run: Path) -> None:
     with pytest.raises(UserError, match=r"there is no 'image-2' in by-hand \(did you mean 'image-"):
         export(fedafd_run, "image-2")
-    with pytest.raises(UserError, match="holds no personal state"):
+    with pytest.raises(UserError, match="holds no personal model"):
         export(fedafd_run, "text-0")
 
 
