@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from rich.console import Console
 from rich.table import Table
@@ -322,7 +322,9 @@ def _keys(table: Table, _: Mapping[str, Any]) -> None:
     _columns(table, "key", "default", "meaning")
     for key, info in run_settings.fields().items():
         default = "auto" if info.default is None else str(info.default)
-        table.add_row(key, default.lower() if isinstance(info.default, bool) else default, info.description)
+        choices = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+        meaning = f"{info.description or ''} ({', '.join(choices)})" if choices else info.description
+        table.add_row(key, default.lower() if isinstance(info.default, bool) else default, meaning)
 
 
 def _wire(table: Table, config: Mapping[str, Any]) -> None:

@@ -326,7 +326,9 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "--scenarios"]) == 0
     assert "1 image (classification), 1 text (classification), 2 mm (retrieval)" in capsys.readouterr().out
     assert main(["list", "--keys"]) == 0
-    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    told = capsys.readouterr().out
+    lines = [line.split()[:2] for line in told.splitlines()]
+    assert "(muscle, pairwise, gramian)" in told
     assert ["num-server-rounds", "10"] in lines and ["fedafd.baa", "true"] in lines and ["device", "auto"] in lines
 
 
