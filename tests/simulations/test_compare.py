@@ -18,9 +18,9 @@ from fedapps.cli import main
 from fedapps.code_hash import code_hash
 from fedapps.errors import UserError
 from fedapps.results import folder
-from fedapps.results.folder import RunFolder
+from fedapps.results.folder import RunFolder, lock
 from fedapps.settings import read
-from simulations.compare import cells
+from simulations.compare import cells, compare
 from simulations.compare.picture import draw
 from simulations.compare.plan import Cell, Plan, parse_algos, read_plan
 from simulations.compare.report import Report, gather
@@ -150,7 +150,8 @@ def test_a_cell_counts_as_finished_with_the_same_settings_only() -> None:
     (cell,) = read_plan(["algos=local", *TINY, "run-name=x"]).cells
     assert not cells.finished(cell)
     made = RunFolder(*read(cell.config))
-    assert not cells.finished(cell)
+    with pytest.raises(UserError, match="this run is still going on"):
+        cells.finished(cell)
     made.end("it broke")
     assert not cells.finished(cell)
     made.end()
@@ -165,11 +166,12 @@ def test_a_cell_counts_as_finished_with_the_same_settings_only() -> None:
 
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
-    refused = pytest.raises(UserError, match="another comparison is at work there")
-    with cells.lock(tmp_path), refused, cells.lock(tmp_path):
-        pass
-    with cells.lock(tmp_path):
-        pass
+    words = ["algos=local", *TINY, "run-name=x", f"results-dir={tmp_path}"]
+    folder = read_plan(words).folder
+    folder.mkdir()
+    refused = pytest.raises(UserError, match="another comparison is at work there; wait for its end, or stop it")
+    with lock(folder, "taken"), refused:
+        compare(words)
 
 
 @pytest.mark.parametrize("what", [signal.SIGTERM, signal.SIGHUP])
