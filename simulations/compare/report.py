@@ -110,9 +110,10 @@ def gather_coalitions(plan: Plan, failed: Container[Cell]) -> dict[Cell, Result]
 
 
 def finals(result: Result) -> Iterator[Figure]:
-    """Means of the primary metric, and of accuracy on the participants' own class mixes where there is one."""
+    """Means of the primary metric, and of what stands beside it where it is there: accuracy on the participants' own
+    class mixes, and of retrieval the matches among the first ten."""
     for primary, groups in result.groups.items():
-        for metric, name in ((primary, primary), (OWN_MIX, "own mix")):
+        for metric, name in ((primary, primary), (OWN_MIX, "own mix"), ("r10_sum", "r10_sum")):
             for group, members in groups.items():
                 value = result.mean(members, metric)
                 single = MEAN in groups and group not in (MEAN, SERVER)

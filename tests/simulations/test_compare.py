@@ -306,6 +306,18 @@ def report(tmp_path: Path) -> Report:
     return Report(plan, gather(plan, {failed: "it | broke"}), {failed: "it | broke"})
 
 
+def test_matches_among_ten_stand_beside_those_at_the_first_place(tmp_path: Path) -> None:
+    plan = Plan({"fedafd": {"algo": "fedafd"}}, [1], tmp_path, threads=1)
+    found = rows(ACCURACY, SERVER)
+    for row in found:
+        if "r1_sum" in row.get("metrics", {}):
+            row["metrics"]["r10_sum"] = 10 * row["metrics"]["r1_sum"]
+    write_run(plan.cells[0].folder, "fedafd", found)
+    values = Report(plan, gather(plan, {}), {}).values
+    assert values["Final metrics", "server r10_sum"] == {"fedafd": [10 * SERVER[-1]]}
+    assert ("Final metrics", "image r10_sum") not in values
+
+
 def test_table_by_hand(report: Report) -> None:
     def row(label: str) -> dict[str, str]:
         return {column: report.shown(column, rows[label]) for (_, column), rows in report.values.items()}
