@@ -43,7 +43,7 @@ class Settings(BaseModel):
     train_only: str | None = Field(
         None, description="modalities whose participants train, e.g. image+text, or none; the others only test"
     )
-    min_participants: int = Field(1, ge=1, description="a round with fewer good replies fails")
+    min_participants: int = Field(1, ge=1, description="a round with fewer good replies is skipped")
     max_failed_rounds: int = Field(
         3, ge=1, description="so many failed rounds in a row end the run; others are skipped"
     )

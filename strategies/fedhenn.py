@@ -40,7 +40,7 @@ class FedHeNN(Strategy):
             shared |= {"rows": {"rows": self.rows(server_round)}, "target": self.target}
         replies = self.ask("train", shared)
         grams = [reply.records["gram"]["K"].double() for reply in replies.values()]
-        self.target = {"K": torch.stack(grams).mean(dim=0).float()}
+        self.target = {"K": torch.stack(grams).mean(dim=0).float()} if grams else {}  # train-only may leave nobody
 
     def rows(self, server_round: int) -> Tensor:
         """Which public samples a round is held together by [l]."""

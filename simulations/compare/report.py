@@ -240,7 +240,7 @@ class Report:
         seeds, columns = ", ".join(map(str, self.plan.seeds)), " ".join(column for _, column in self.values)
         over = f"Mean ± sd (n−1) over seeds {seeds}" if len(self.plan.seeds) > 1 else f"Seed {seeds}"
         found = [f"{over}, after the last round, in percent; each participant counts alike."]
-        rows = chain(*(rows.values() for (_, column), rows in self.values.items() if " seed " not in column))
+        rows = chain(*(rows.values() for (_, column), rows in self.values.items() if len(_heads(column)) > 1))
         if any(0 < len(values) < len(self.plan.seeds) for values in rows):
             found.append("(1/3): one of three seeds has a value, and it alone is shown.")
         found += [hint for part, hint in HINTS.items() if part in columns]

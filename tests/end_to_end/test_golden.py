@@ -24,14 +24,18 @@ TOLERANCE = 5e-4
 MEANT_FOR = {"fedavg": "mrl-same-tiny", "fedprox": "cola-tiny"}  # where the first that they can run is not the one
 
 
-def result(algo: str, folder: Path) -> dict[str, dict[str, float]]:
-    """``round/phase/participant`` -> metrics, on the tiny scenario that the method is for, or the first it can run."""
-    scenario = MEANT_FOR.get(algo) or next(
+def scenario_of(algo: str) -> str:
+    """The tiny scenario that the method is for, or the first it can run."""
+    return MEANT_FOR.get(algo) or next(
         name
         for name in ("emoji-tiny", "mrl-tiny", "mrl-same-tiny", "muscle-tiny", "cola-tiny")
         if not list(unmet(algo, load_scenario(name)))
     )
-    path = run({"algo": algo, "scenario": scenario, "results-dir": str(folder), "run-name": algo, "seed": 1})
+
+
+def result(algo: str, folder: Path) -> dict[str, dict[str, float]]:
+    """``round/phase/participant`` -> metrics, on the method's tiny scenario."""
+    path = run({"algo": algo, "scenario": scenario_of(algo), "results-dir": str(folder), "run-name": algo, "seed": 1})
     return {"/".join(map(str, key)): values for key, values in metrics(path).items()}
 
 
