@@ -19,9 +19,10 @@ from fedapps.checks import participant_problems
 from fedapps.code_hash import code_hash, folder
 from fedapps.contract import Contract
 from fedapps.errors import UserError
+from fedapps.files import try_folder, writing
 from fedapps.holdings import holdings
 from fedapps.methods import method
-from fedapps.participant import data_path, pick_device
+from fedapps.participant import data_path, pick_device, state_root
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings
 
@@ -53,6 +54,9 @@ def hello(message: Message, context: Context) -> Message:
     settings = Settings.parse(str(config["settings"]))
     held = holdings(str(config["scenario"]), settings.seed, data_path(context, settings))
     names = hosted(context, scenario)
+    folder_of_state = state_root(context, config)
+    with writing("state-dir", folder_of_state, "; name another with --node-config 'state-dir=\"<folder>\"'"):
+        try_folder(folder_of_state)
     for name in names:
         for problem in participant_problems(scenario, held, name):
             raise UserError(problem)

@@ -64,7 +64,7 @@ class Contract:
                 raise WireError(f"record '{record}' may not cross")
         modalities = Scenario.parse(self.scenario).by_name[self.name].modalities
         wire.check_arrays(arrays, exchange.up, self.sizes, self.layouts(exchange.up), modalities)
-        wire.check_metrics(records.get(wire.METRICS), exchange.metrics, ("num-examples", "seconds"))
+        wire.check_metrics(records.get(wire.METRICS), (*exchange.metrics, *wire.STATE), ("num-examples", "seconds"))
         if wire.EVALUATE in records:
             tests = METRICS | {f"{control}_{name}" for control in entry.controls for name in METRICS}
             wire.check_metrics(records[wire.EVALUATE], tests, ("num-examples", "seconds"))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedapps.errors import UserError
-from fedapps.results.folder import writing
+from fedapps.files import writing
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings, keys
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedapps import wire
 from fedapps.errors import UserError
+from fedapps.files import writing
 from fedapps.holdings import Holdings, holdings
 from fedapps.learner import View, build_learner, build_optimizer, build_shared, set_rate, trainable, view
 from fedapps.models import Model
@@ -68,7 +69,8 @@ class Participant:
         self.spec = self.scenario.by_name[self.name]
         self.device = pick_device(self.settings.device)
         self.data_path = data_path(context, self.settings)
-        self.store = Store(state_root(context, config) / self.name)
+        self.store = Store(state_root(context, config) / self.name, str(config["run-id"]))
+        self.state: dict[str, int] = {}  # what a reply tells of the personal state
         draw = (self.settings.seed, self.round, self.step, self.name)
         self.rng = generator(*draw)
         self.model, self.task = build_learner(
@@ -132,12 +134,24 @@ class Participant:
 
     # ------------------------------------------------------------------------------------------ state
 
+    def kept(self) -> dict[str, Any]:
+        """What an earlier phase has kept, as ``save`` got it; empty if nothing has been kept yet."""
+        (kept_round, kept_step), tree = self.store.before((self.round, self.step)) or ((0, 0), {})
+        self.state |= {wire.STATE_ROUND: kept_round, wire.STATE_STEP: kept_step}
+        return dict(tree)
+
+    def save(self, tree: Mapping[str, Any]) -> None:
+        """Keep a tree of tensors and plain values for the next phases."""
+        with writing("state-dir", self.store.folder):
+            self.store.save((self.round, self.step), dict(tree))
+        self.state[wire.STATE_KEPT] = 1
+
     def restore(self, **parts: Any) -> bool:
         """Load what an earlier phase kept into modules and optimisers; new parts stay as they are.
 
         The learning rate is set to this round's afterwards. False if nothing has been kept yet.
         """
-        kept = self.store.load(before=(self.round, self.step)) or {}
+        kept = self.kept()
         for name, part in self._parts(parts).items():
             if name in kept:
                 part.load_state_dict(kept[name])
@@ -148,8 +162,7 @@ class Participant:
         """Save the model, task, optimiser and ``parts`` as this participant's state of this phase."""
         if broken := wire.non_finite(self.model.state_dict()):
             raise UserError(f"training diverged: '{broken}' holds NaN or infinity; take a smaller learning rate")
-        tree = {name: part.state_dict() for name, part in self._parts(parts).items()}
-        self.store.save((self.round, self.step), tree)
+        self.save({name: part.state_dict() for name, part in self._parts(parts).items()})
 
     def _parts(self, parts: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model, "task": self.task, "optimizer": self.optimizer, **parts}
@@ -166,7 +179,7 @@ class Participant:
         content: dict[str, Any] = {name: wire.pack(tensors) for name, tensors in (records or {}).items()}
         seconds = time.perf_counter() - self.started
         content[wire.METRICS] = MetricRecord(
-            {**_floats(metrics or {}), "num-examples": len(self.train), "seconds": seconds}
+            {**_floats(metrics or {}), "num-examples": len(self.train), "seconds": seconds, **self.state}
         )
         if evaluate is not None and self.settings.tests(self.round):
             started = time.perf_counter()

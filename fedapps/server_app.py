@@ -37,10 +37,13 @@ def main(grid: Grid, context: Context) -> None:
         reason = str(error) if told else f"{type(error).__name__}: {error}"
         if isinstance(error, KeyboardInterrupt):
             reason = "stopped"
-        run.end(reason)
         log(ERROR, "run failed: %s", reason)
-        if any("metrics" in row for row in run.rows()):
-            _report(run)
+        try:
+            run.end(reason)
+            if any("metrics" in row for row in run.rows()):
+                _report(run)
+        except (OSError, UserError) as full:  # the reason may be just that; what is to be seen is the first
+            log(ERROR, "run.json and summary.json cannot be written: %s", full)
         raise
     run.end()
     log(INFO, "run folder: %s", run.path)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import zlib
+from collections.abc import Iterable
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -14,30 +15,49 @@ from flwr.common.logger import log
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedapps.files import put
+
 _FILE = re.compile(r"^r(\d+)-s(\d+)\.safetensors$")
 Version = tuple[int, int]
 """(round, step): a step counts the phases of a round."""
 
 
-def save_tree(path: Path, tree: Any) -> None:
-    """Write nested dicts, lists, tensors and plain values (a module's or optimiser's state dict) to ``path``.
+def save_tree(path: Path, tree: Any, run: str = "") -> None:
+    """Write nested dicts, lists, tensors and plain values (a module's or optimiser's state dict) to ``path``, with a
+    checksum of the tensors and the id of the run that they are of.
 
     The file appears whole or not at all.
     """
     tensors: dict[str, torch.Tensor] = {}
-    plan = json.dumps(_split(tree, tensors))
+    plan = _split(tree, tensors)
+    about = json.dumps({"tree": plan, "run": run, "crc32": _checksum(tensors.values())})
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    save_file(tensors, part, metadata={"tree": plan})
-    with part.open("rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    try:
+        save_file(tensors, part, metadata={"about": about})
+        put(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def load_tree(path: Path) -> Any:
-    """What ``save_tree`` wrote, on the CPU."""
+def load_tree(path: Path, run: str | None = None) -> Any:
+    """What ``save_tree`` wrote, on the CPU; SafetensorError or ValueError if the file is damaged, or of another run
+    than ``run``."""
     with safe_open(path, framework="pt") as file:
-        return _join(json.loads(file.metadata()["tree"]), file)
+        about = json.loads(file.metadata()["about"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    if run not in (None, about["run"]):
+        raise ValueError("it is of an earlier run of this name")
+    if _checksum(tensors[str(i)] for i in range(len(tensors))) != about["crc32"]:
+        raise ValueError("it is damaged: its checksum is wrong")
+    return _join(about["tree"], tensors)
+
+
+def _checksum(tensors: Iterable[torch.Tensor]) -> int:
+    crc = 0
+    for tensor in tensors:
+        crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
+    return crc
 
 
 def _split(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -52,14 +72,14 @@ def _split(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
     return {"value": node}
 
 
-def _join(node: Any, file: Any) -> Any:
+def _join(node: Any, tensors: dict[str, torch.Tensor]) -> Any:
     ((kind, inner),) = node.items()
     if kind == "tensor":
-        return file.get_tensor(inner)
+        return tensors[inner]
     if kind == "dict":
-        return {key: _join(value, file) for key, value in inner}
+        return {key: _join(value, tensors) for key, value in inner}
     if kind in ("list", "tuple"):
-        items = [_join(value, file) for value in inner]
+        items = [_join(value, tensors) for value in inner]
         return tuple(items) if kind == "tuple" else items
     return inner
 
@@ -69,11 +89,12 @@ class Store:
 
     A phase loads the newest version *before* its own and saves its own, so that a phase that is repeated after
     a crash starts from the same state and gives the same result. Kept are the versions of the newest round and
-    the last one of the round before.
+    the last one of the round before. Of a ``run`` that is named by its id, versions of other runs are passed over.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: str | None = None) -> None:
         self.folder = folder
+        self.run = run
 
     def versions(self) -> list[Version]:
         """What there is, oldest first."""
@@ -88,14 +109,24 @@ class Store:
     def newest(self, before: Version | None = None) -> tuple[Version, Any] | None:
         """The newest version (before ``before``) that can be read, with its tree; ``None`` where there is none.
 
-        A damaged file is said and passed over: the version before it is kept for this.
+        A damaged file is passed over, and said: the version before it is kept for this.
         """
-        for version in reversed(self.versions()):
-            if before is None or version < before:
-                try:
-                    return version, load_tree(self.path(version))
-                except (OSError, SafetensorError, KeyError, ValueError) as error:
-                    log(WARNING, "%s is damaged (%s); the version before it is taken", self.path(version), error)
+        return self._first(version for version in reversed(self.versions()) if before is None or version < before)
+
+    def before(self, version: Version) -> tuple[Version, Any] | None:
+        """What a phase begins from: the newest version before its own. Where the store is whole rounds ahead, as if
+        the server had lost its last checkpoint, and keeps none of these, the oldest that there is: it is nearest."""
+        versions = self.versions()
+        ahead = versions and versions[-1][0] > version[0]
+        return self.newest(version) or (self._first(versions) if ahead else None)
+
+    def _first(self, versions: Iterable[Version]) -> tuple[Version, Any] | None:
+        """The first of some versions that can be read."""
+        for version in versions:
+            try:
+                return version, load_tree(self.path(version), self.run)
+            except (OSError, SafetensorError, KeyError, ValueError) as error:
+                log(WARNING, "%s is passed over: %s", self.path(version), error)
         return None
 
     def load(self, before: Version | None = None) -> Any | None:
@@ -107,7 +138,7 @@ class Store:
         for later in self.versions():  # left by an interrupted run that is being repeated
             if later > version:
                 self.path(later).unlink()
-        save_tree(self.path(version), tree)
+        save_tree(self.path(version), tree, self.run or "")
         older = [found for found in self.versions() if found[0] < version[0]]
         for old in older[:-1]:
             self.path(old).unlink()

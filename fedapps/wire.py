@@ -26,6 +26,7 @@ from fedapps.methods import Record
 
 ALL = "*"
 CONFIG, METRICS, EVALUATE, ERROR = "config", "metrics", "evaluate", "error"
+STATE = STATE_ROUND, STATE_STEP, STATE_KEPT = "state-round", "state-step", "state-kept"  # of the personal state
 LAYOUT = "layout"
 LOW_RANK = "low-rank "  # such a record may hold a matrix as its three factors
 

@@ -18,24 +18,41 @@ from strategies.base import Content, Reply, Strategy
 Tensors = Mapping[str, Tensor]
 
 
-def weighted_mean(states: Sequence[Tensors], weights: Sequence[float]) -> dict[str, Tensor] | None:
-    """Σ w_k θ_k / Σ w_k, tensor by tensor, dtype-true; ``None`` where all weights are zero.
+class RunningMean:
+    """Σ w_k θ_k / Σ w_k, tensor by tensor and dtype-true, of states θ_k that come one after the other.
 
-    Summed in float64, so that the order of participants does not matter. Integers are counters (BatchNorm's
-    ``num_batches_tracked``): the largest is taken, never a mean.
+    Summed in pairs of float64 (the sum, and what rounding has cut off it: Neumaier 1974), so that the order in which
+    they come does not matter. Integers are counters (BatchNorm's ``num_batches_tracked``): the largest is taken, never
+    a mean.
     """
-    total = float(sum(weights))
-    if total <= 0:
-        return None
-    mean: dict[str, Tensor] = {}
-    for name, first in states[0].items():
-        stack = torch.stack([state[name] for state in states])
-        if first.is_floating_point():
-            shares = torch.tensor([w / total for w in weights], dtype=torch.float64)
-            mean[name] = torch.tensordot(shares, stack.double(), dims=1).to(first.dtype)
-        else:
-            mean[name] = stack.amax(0)
-    return mean
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.dtype: dict[str, torch.dtype] = {}
+        self.sum: dict[str, Tensor] = {}
+        self.rest: dict[str, Tensor] = {}
+
+    def add(self, state: Tensors, weight: float) -> None:
+        self.weight += weight
+        for name, tensor in state.items():
+            self.dtype[name] = tensor.dtype
+            if not tensor.is_floating_point():
+                self.sum[name] = torch.maximum(tensor, self.sum.get(name, tensor))
+                continue
+            x, old = weight * tensor.double(), self.sum.get(name, torch.zeros_like(tensor, dtype=torch.float64))
+            new = old + x
+            part = new - old
+            self.sum[name] = new
+            self.rest[name] = self.rest.get(name, 0.0) + ((old - (new - part)) + (x - part))
+
+    def result(self) -> dict[str, Tensor] | None:
+        """The mean; ``None`` where all weights are zero."""
+        if self.weight <= 0:
+            return None
+        return {
+            name: ((total + self.rest[name]) / self.weight if name in self.rest else total).to(self.dtype[name])
+            for name, total in self.sum.items()
+        }
 
 
 def groups(strategy: Strategy, across: bool = False) -> dict[str, str]:
@@ -83,15 +100,18 @@ class Average(Strategy):
         return {name: {self.travels: self.theta[self.group[name]]} for name in names}
 
     def train_round(self, server_round: int) -> None:
-        self.aggregate(self.ask("train", each=self.content(self.chosen)))
-
-    def aggregate(self, replies: Mapping[str, Reply]) -> None:
         """θ = Σ n_k θ_k / Σ n_k over the participants of its group; a θ that nobody sent stays."""
-        for group, old in self.theta.items():
-            mine = [reply for name, reply in replies.items() if self.group[name] == group]
-            if mine:
-                weights = [reply.num_examples for reply in mine]
-                self.theta[group] = weighted_mean([reply.records[self.travels] for reply in mine], weights) or old
+        means = {group: RunningMean() for group in self.theta}
+        self.ask(
+            "train",
+            each=self.content(self.chosen),
+            into=lambda name, reply: means[self.group[name]].add(self.trained(name, reply), reply.num_examples),
+        )
+        self.theta = {group: means[group].result() or old for group, old in self.theta.items()}
+
+    def trained(self, name: str, reply: Reply) -> Tensors:
+        """θ_k of a reply."""
+        return reply.records[self.travels]
 
     def evaluate_content(self, names: list[str]) -> dict[str, dict[str, Tensors]]:
         return self.content(names)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 from typing import Any
 
@@ -27,9 +27,13 @@ from fedapps.results.progress import Progress
 from fedapps.scenario import Scenario
 from fedapps.seeds import generator
 from fedapps.settings import Settings
+from fedapps.state import Version
 
 Content = Mapping[str, Mapping[str, Tensor]]
 """Record name -> tensors by name."""
+
+PER_MESSAGE = 32
+"""Participants of one node that a message serves at most: so many models are in memory at once."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Reply:
     test: dict[str, float] | None
     num_tested: int
     test_seconds: float = 0.0
+    began_from: Version | None = None  # the personal state that was loaded; (0, 0) where there was none to load
+    keeps: bool = False  # whether it has left a new one
 
 
 class Strategy(FlowerStrategy):
@@ -79,6 +85,7 @@ class Strategy(FlowerStrategy):
         self.chosen: list[str] = []  # participants of this round
         self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
         self.failed: set[str] = set()  # participants that have failed in this round
+        self.states: dict[str, Version] = {}  # participant -> the personal state that it is known to have
         self.round = 0
         self.step = 0
 
@@ -130,7 +137,7 @@ class Strategy(FlowerStrategy):
             done = 0
             self.prepare()
             self.record_server()
-            self.run.checkpoint.save((done, 0), self.state_dict())
+            self.save(done)
         progress = Progress(self.run, self.scenario, num_rounds, done + 1)
         failed = 0
         for self.round in range(done + 1, num_rounds + 1):
@@ -144,9 +151,14 @@ class Strategy(FlowerStrategy):
                 failed += 1
                 self.skip(error, failed)
             self.evaluate_round()
-            self.run.checkpoint.save((self.round, 0), self.state_dict())
+            self.save(self.round)
             progress.round_done(self.round)
         return Result()
+
+    def save(self, done: int) -> None:
+        """Checkpoint of the end of a round."""
+        with self.run.writing():
+            self.run.checkpoint.save((done, 0), {**self.state_dict(), "states": self.states})
 
     def resume(self) -> int | None:
         """Load the last checkpoint if asked; the number of rounds that are done, ``None`` where all is to be done."""
@@ -158,6 +170,7 @@ class Strategy(FlowerStrategy):
             return None
         (done, _), state = found
         self.load_state_dict(state)
+        self.states = state.get("states", {})
         self.run.rewind(done)
         log(INFO, "resuming after round %d", done)
         return done
@@ -224,19 +237,25 @@ class Strategy(FlowerStrategy):
         content = RecordDict({f"{wire.ALL}/{wire.CONFIG}": self.config([])})
         ttl = self.settings.round_timeout
         asked = [Message(content, node, "query.hello", ttl=ttl, group_id="0") for node in new]
-        for node, reply in self.exchange(asked):
-            if reply.has_error():  # it may have gone; it is asked again as long as it is listed
-                log(WARNING, "a node did not answer: %s", _last_line(reply.error.reason))
+        for node, reply in zip(new, self.exchange(asked), strict=True):
+            if reply is None or reply.has_error():  # it may have gone; it is asked again as long as it is listed
+                log(WARNING, "a node did not answer: %s", _last_line(reply.error.reason if reply else None))
                 continue
             self.greeted.add(node)
-            if wire.ERROR in reply.content:
-                raise RunFailed(str(dict(reply.content[wire.ERROR]).get("error")))
-            if wire.CONFIG not in reply.content.config_records:
-                raise RunFailed("a node answered the first message with something else; it runs another app")
-            self.welcome(node, reply.content.config_records[wire.CONFIG])
+            try:
+                self.welcome(node, reply.content)
+            except RunFailed as error:
+                if self.round == 0:
+                    raise
+                log(WARNING, "a node that has come is left out: %s", error)  # the round goes on without it
 
-    def welcome(self, node: int, about: ConfigRecord) -> None:
+    def welcome(self, node: int, content: RecordDict) -> None:
         """Check that a node runs the same code on the same public data, and learn whom it hosts."""
+        if wire.ERROR in content:
+            raise RunFailed(str(dict(content[wire.ERROR]).get("error")))
+        if wire.CONFIG not in content.config_records:
+            raise RunFailed("a node answered the first message with something else; it runs another app")
+        about = content.config_records[wire.CONFIG]
         host = str(about["host"])
         if about["code-hash"] != code_hash():
             raise RunFailed(
@@ -282,6 +301,7 @@ class Strategy(FlowerStrategy):
         each: Mapping[str, Content] | None = None,
         to: list[str] | None = None,
         least: int | None = None,
+        into: Callable[[str, Reply], None] | None = None,
     ) -> dict[str, Reply]:
         """Send one phase to participants and return the good replies by name.
 
@@ -297,6 +317,9 @@ class Strategy(FlowerStrategy):
             Whom to ask.
         least : int (default: ``min-participants``, or all where fewer are asked)
             Good replies that a training phase needs.
+        into : Callable[[str, Reply], None]
+            Takes each good reply as it is read, in no order that means anything; what is returned is without records.
+            So memory does not grow with the number of participants.
 
         Replies that are an error, off the contract, not finite, or late are recorded and left out. Raises
         ``RoundFailed`` if fewer than ``least`` of a training phase are good.
@@ -308,12 +331,19 @@ class Strategy(FlowerStrategy):
         messages, sent = self.messages(phase, there, shared or {}, each or {})
         replies: dict[str, Reply] = {}
         failures = {name: "no node hosts it now" for name in asked if name not in there}
-        for node, message in self.exchange(messages):
-            for name in (name for name in there if self.nodes[name] == node):
+        for served, message in zip(messages, self.exchange(messages.values()), strict=True):
+            if message is None:
+                continue
+            for name in served:
                 try:
-                    replies[name] = self.open(phase, name, message)
+                    reply = self.open(phase, name, message)
                 except wire.WireError as error:
                     failures[name] = str(error)
+                    continue
+                if into is not None:
+                    into(name, reply)
+                    reply = replace(reply, records={})
+                replies[name] = reply
         replies = {name: replies[name] for name in asked if name in replies}  # not in the order of arrival
         self.record(phase, asked, replies, failures, sent, time.monotonic() - started)
         least = min(self.settings.min_participants, len(asked)) if least is None else least
@@ -341,13 +371,14 @@ class Strategy(FlowerStrategy):
                 "scenario": self.scenario.dump(),
                 "run-name": self.run.path.name,
                 "run-folder": str(self.run.path),
+                "run-id": self.run.id,
             }
         )
 
     def messages(
         self, phase: str, asked: list[str], shared: Content, each: Mapping[str, Content]
-    ) -> tuple[list[Message], dict[str, int]]:
-        """One message for each node that hosts one of ``asked``, and the bytes that each participant receives."""
+    ) -> tuple[dict[tuple[str, ...], Message], dict[str, int]]:
+        """Messages by the participants that they serve, of one node each, and the bytes that each participant gets."""
         kind = "evaluate" if phase == "evaluate" else "train"
         message_type = kind if phase == kind else f"{kind}.{phase}"
         packed: dict[int, ArrayRecord] = {}  # what several participants get is packed once
@@ -361,38 +392,46 @@ class Strategy(FlowerStrategy):
         for_all = pack(shared)
         own = {name: pack(each.get(name, {})) for name in asked}
         sent = {name: wire.num_bytes([*for_all.values(), *own[name].values()]) for name in asked}
-        messages = []
-        for node in sorted({self.nodes[name] for name in asked}):
-            names = [name for name in asked if self.nodes[name] == node]
+        messages = {}
+        for names in self.together(asked):
             content = wire.prefixed(wire.ALL, {wire.CONFIG: self.config(names), **for_all})
             for name in names:
                 content |= wire.prefixed(name, own[name])
-            messages.append(
-                Message(
-                    RecordDict(content),
-                    node,
-                    message_type,
-                    ttl=self.settings.round_timeout,
-                    group_id=str(self.round),
-                )
+            messages[tuple(names)] = Message(
+                RecordDict(content),
+                self.nodes[names[0]],
+                message_type,
+                ttl=self.settings.round_timeout,
+                group_id=str(self.round),
             )
         return messages, sent
 
-    def exchange(self, messages: list[Message]) -> Iterator[tuple[int, Message]]:
-        """Push messages and yield (node, reply) until all have come or the deadline passes."""
-        node_of = dict(
-            zip(self.grid.push_messages(messages), (message.metadata.dst_node_id for message in messages), strict=True)
-        )
-        waiting = {message_id for message_id in node_of if message_id}
+    def together(self, asked: list[str]) -> Iterator[list[str]]:
+        """Those of ``asked`` that one message serves: of one node, and not too many."""
+        for node in sorted({self.nodes[name] for name in asked}):
+            names = [name for name in asked if self.nodes[name] == node]
+            yield from (names[i : i + PER_MESSAGE] for i in range(0, len(names), PER_MESSAGE))
+
+    def exchange(self, messages: Iterable[Message]) -> Iterator[Message | None]:
+        """Push messages and yield the reply to each, in their order; ``None`` where there is none by the deadline.
+
+        Each is fetched when those before it have been dealt with, so that one at a time is in memory.
+        """
+        deadline = time.monotonic() + self.settings.round_timeout
+        for message_id in list(self.grid.push_messages(messages)):
+            yield self.reply_to(message_id, deadline) if message_id else None  # Flower gives none where it failed
+
+    def reply_to(self, message_id: str, deadline: float) -> Message | None:
+        """The reply to one message, waited for until the deadline."""
         started = time.monotonic()
-        while waiting and (waited := time.monotonic() - started) < self.settings.round_timeout:
-            for reply in self.grid.pull_messages(list(waiting)):
-                if (asked := reply.metadata.reply_to_message_id) in waiting:  # else it is here twice
-                    waiting.remove(asked)
+        while True:
+            for reply in self.grid.pull_messages([message_id]):
+                if reply.metadata.reply_to_message_id == message_id:
                     self.alive(reply)
-                    yield node_of[asked], reply
-            if waiting:
-                time.sleep(min(max(0.02, 0.05 * waited), 1.0))  # look often at first, then each second
+                    return reply
+            if (now := time.monotonic()) >= deadline:
+                return None
+            time.sleep(min(max(0.02, 0.05 * (now - started)), 1.0))  # look often at first, then each second
 
     def alive(self, reply: Message) -> None:
         """``RunFailed`` if a process of Ray has died: Flower keeps giving it work, which fails at once."""
@@ -419,13 +458,17 @@ class Strategy(FlowerStrategy):
             if bad := wire.non_finite(content):
                 raise wire.WireError(f"'{record}/{bad}' holds NaN or infinity")
         metrics = dict(records[wire.METRICS])
-        if not 0 <= metrics["num-examples"] <= self.examples[name]:  # it is a weight: no one has more than all
+        if not 0 < metrics["num-examples"] <= self.examples[name]:  # it is a weight: no one has none, or more than all
             raise wire.WireError(f"num-examples is {metrics['num-examples']}, it has {self.examples[name]}")
         test = dict(records[wire.EVALUATE]) if wire.EVALUATE in records else None
         return Reply(
             tensors,
             num_examples=int(metrics.pop("num-examples")),
             seconds=metrics.pop("seconds"),
+            began_from=(int(metrics.pop(wire.STATE_ROUND)), int(metrics.pop(wire.STATE_STEP, 0)))
+            if wire.STATE_ROUND in metrics
+            else None,
+            keeps=bool(metrics.pop(wire.STATE_KEPT, False)),
             metrics=metrics,
             bytes_up=wire.num_bytes(arrays.values()),
             num_tested=int(test.pop("num-examples")) if test else 0,
@@ -449,6 +492,7 @@ class Strategy(FlowerStrategy):
                 late = f"no reply within {self.settings.round_timeout:.0f} s"
                 self.leave_out(phase, name, failures.setdefault(name, late))
                 continue
+            self.compare_states(phase, name, reply)
             values: dict[str, Any] = {"bytes_up": reply.bytes_up, "bytes_down": sent[name]}
             if phase != "evaluate":
                 values |= {"metrics": reply.metrics, "num_examples": reply.num_examples}
@@ -461,6 +505,19 @@ class Strategy(FlowerStrategy):
         if phase != "evaluate":
             metrics = self.means({name: reply.metrics for name, reply in replies.items()})
             self.run.row(self.round, phase, "mean", metrics=metrics, seconds=round(seconds, 3))
+
+    def compare_states(self, phase: str, name: str, reply: Reply) -> None:
+        """Say so if a participant did not begin from the personal state that it should have: it has lost that."""
+        had, began = self.states.get(name, (0, 0)), reply.began_from
+        if began is not None and not had <= began < (self.round, self.step):
+            found = f"that of round {began[0]}" if began > (0, 0) else "a new model"
+            told = f"its personal state before round {self.round} is gone; it went on from {found}"
+            log(WARNING, "round %d, %s: %s: %s", self.round, phase, name, told)
+            self.run.row(self.round, phase, name, note=told)
+        if reply.keeps:
+            self.states[name] = (self.round, self.step)
+        elif began is not None:
+            self.states[name] = began
 
     def leave_out(self, phase: str, name: str, reason: str) -> None:
         """Go on without a participant until the next round."""
@@ -483,7 +540,7 @@ class Strategy(FlowerStrategy):
     ) -> Iterable[Message]:
         """The messages of a ``train`` phase in which nothing is shared."""
         self.grid, self.round = grid, server_round
-        return self.messages("train", self.chosen, {}, {})[0]
+        return self.messages("train", self.chosen, {}, {})[0].values()
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -496,7 +553,7 @@ class Strategy(FlowerStrategy):
     ) -> Iterable[Message]:
         """The messages of an ``evaluate`` phase."""
         self.grid, self.round = grid, server_round
-        return self.messages("evaluate", list(self.nodes), {}, {})[0]
+        return self.messages("evaluate", list(self.nodes), {}, {})[0].values()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Metrics go to the run folder, participant by participant."""

@@ -6,21 +6,18 @@ truncated singular value decompositions. θ goes down whole, so that participant
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from torch import Tensor
 
 from fedapps.low_rank import expand
-from strategies.average import SharedModel, weighted_mean
+from strategies.average import SharedModel
 from strategies.base import Reply
 
 
 class FedKD(SharedModel):
     """Communication-efficient federated learning by adaptive mutual distillation."""
 
-    def aggregate(self, replies: Mapping[str, Reply]) -> None:
-        """θ of each group with the mean of its participants' updates; a θ that nobody sent stays."""
-        for group, theta in self.theta.items():
-            mine = [reply for name, reply in replies.items() if self.group[name] == group]
-            updates = [expand(reply.records["update"], theta) for reply in mine]
-            mean = weighted_mean(updates, [reply.num_examples for reply in mine]) if mine else None
-            if mean is not None:
-                self.theta[group] = {name: tensor + mean[name] for name, tensor in theta.items()}
+    def trained(self, name: str, reply: Reply) -> dict[str, Tensor]:
+        """θ + Δθ_k."""
+        theta = self.theta[self.group[name]]
+        update = expand(reply.records["update"], theta)
+        return {key: tensor + update[key] for key, tensor in theta.items()}

@@ -30,6 +30,9 @@ class FedProto(Average):
         classes = self.classes[name]
         return {"means": torch.zeros(classes, self.scenario.dim), "known": torch.zeros(classes)}
 
+    def train_round(self, server_round: int) -> None:
+        self.aggregate(self.ask("train", each=self.content(self.chosen)))
+
     def aggregate(self, replies: Mapping[str, Reply]) -> None:
         """C̄ of each group."""
         for group, old in self.theta.items():

@@ -32,6 +32,9 @@ class Towers(FedAvg):
         self.places[self.group[name]] = places(model)
         return model
 
+    def train_round(self, server_round: int) -> None:
+        self.aggregate(self.ask("train", each=self.content(self.chosen)))
+
     def aggregate(self, replies: Mapping[str, Reply]) -> None:
         """Every tensor of every type by ``averaged``, from the old ones."""
         by_type: dict[str, list[Reply]] = {t: [] for t in self.theta}

@@ -38,6 +38,7 @@ def config(folder: Path, server_round: int = 1, step: int = 1, **run_config: Any
             "scenario": scenario.dump(),
             "run-name": "r",
             "run-folder": str(folder),
+            "run-id": "id",
         }
     )
 

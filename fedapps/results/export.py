@@ -8,11 +8,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedapps.errors import UserError
+from fedapps.files import writing
 from fedapps.hints import nearest
 from fedapps.methods import method
 from fedapps.models import build_encoder
 from fedapps.models.backbone import merge
-from fedapps.results.folder import writing
 from fedapps.results.record import Record, read_record
 from fedapps.scenario import Participant
 from fedapps.state import Store

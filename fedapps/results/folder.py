@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
 import platform
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import uuid
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
 
 from fedapps.code_hash import code_hash
 from fedapps.errors import UserError
+from fedapps.files import lock, put_text, try_folder, writing
 from fedapps.scenario import Scenario, reason
 from fedapps.settings import AUTO, Settings
 from fedapps.state import Store
@@ -66,6 +65,7 @@ class _Row(BaseModel):
     bytes_down: int | None = None
     seconds: float | None = None
     error: str | None = None
+    note: str | None = None
 
 
 def now() -> str:
@@ -88,7 +88,7 @@ def run_path(settings: Settings) -> Path:
 def check_run_folder(settings: Settings, scenario: Scenario) -> None:
     """Refuse a run folder that exists already or cannot be written, or one to resume that does not exist or that
     is of another run."""
-    path = run_path(settings)
+    path, hint = run_path(settings), "; name another with results-dir=<folder>"
     if settings.resume:
         if settings.run_name == AUTO:
             raise UserError("resume: say which run to continue with run-name=<name>")
@@ -96,28 +96,15 @@ def check_run_folder(settings: Settings, scenario: Scenario) -> None:
             raise UserError(f"resume: there is no run folder {path}")
         _check_same_run(read_about(path), settings, scenario)
         lock(path, f"resume: {path}: this run is still going on").close()
-        with writing("results-dir", path), tempfile.TemporaryFile(dir=path):
-            return
+        with writing("results-dir", path):
+            try_folder(path)
+        return
     if os.path.lexists(path):
         raise UserError(
             f"run-name: {path} exists already; choose another run-name, or resume=true to continue that run"
         )
-    with writing("results-dir", path):
-        _try_folder(path)
-
-
-def _try_folder(path: Path) -> None:
-    """Make a folder and take it away again, with every folder above it that was not there; OSError if it cannot.
-
-    Only a try tells: /proc looks writable to root, and a name may be too long.
-    """
-    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-    try:
-        path.mkdir(parents=True)
-    finally:
-        for folder in missing:
-            with suppress(OSError):  # it was not made, or another run is using it by now
-                folder.rmdir()
+    with writing("results-dir", path, hint):
+        try_folder(path)
 
 
 def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scenario) -> None:
@@ -137,28 +124,6 @@ def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scen
         raise UserError(f"resume: the scenario {scenario.name} has changed since that run")
 
 
-@contextmanager
-def writing(what: str, path: Path) -> Iterator[None]:
-    """UserError, led by ``what``, where ``path`` cannot be written."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        told = getattr(error, "strerror", None) or error
-        raise UserError(f"{what}: {path} cannot be written: {told}") from error
-
-
-def lock(folder: Path, taken: str) -> IO[str]:
-    """A file in ``folder`` that is locked as long as it is open; ``UserError`` where another process has locked it."""
-    with writing("results-dir", folder):
-        file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise UserError(f"{taken}; wait for its end, or stop it") from error
-    return file
-
-
 def dumps(values: Any, **options: Any) -> str:
     """Strict JSON: a number that is not finite becomes null."""
     return json.dumps(_finite(values), allow_nan=False, **options)
@@ -174,9 +139,7 @@ def _finite(node: Any) -> Any:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON file whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    put_text(path, dumps(values, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_about(path: Path) -> dict[str, Any]:
@@ -248,6 +211,7 @@ class RunFolder:
             "seed": settings.seed,
             "started": now(),
             "ended": None,
+            "id": uuid.uuid4().hex,  # tells its personal states from those of another run of this name
             "settings": settings.flat(),
             "scenario": json.loads(scenario.dump()),
             "versions": {
@@ -268,20 +232,24 @@ class RunFolder:
                 self.path.mkdir(parents=True)
                 self.about = about
                 self._metrics.touch()
+            self.id = str(self.about.get("id", ""))
             self._lock = lock(self.path, f"run-name: {self.path}: another process writes there")
             write_json(self.path / "run.json", self.about)
+
+    def writing(self) -> AbstractContextManager[None]:
+        """``UserError`` that says how to go on, where the disk is full or cannot be written any more."""
+        hint = f"; mend that, and run again with resume=true run-name={self.path.name}"
+        return writing("results-dir", self.path, hint)
 
     def rewind(self, server_round: int) -> None:
         """Drop the rows of rounds after ``server_round``: they are about to be made again."""
         rows = [row for row in _lines(self._metrics) if row["round"] <= server_round]
-        part = self._metrics.with_suffix(".part")
-        part.write_text("".join(dumps(row) + "\n" for row in rows), encoding="utf-8")
-        os.replace(part, self._metrics)
+        put_text(self._metrics, "".join(dumps(row) + "\n" for row in rows))
 
     def row(self, server_round: int, phase: str, participant: str, **values: Any) -> None:
         """Append one event to ``metrics.jsonl``."""
         line = dumps({"round": server_round, "phase": phase, "participant": participant, **values})
-        with self._metrics.open("a", encoding="utf-8") as file:
+        with self.writing(), self._metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def rows(self) -> list[Row]:

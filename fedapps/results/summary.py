@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from fedapps.errors import UserError
-from fedapps.results.folder import Row, write_json, writing
+from fedapps.files import writing
+from fedapps.results.folder import Row, write_json
 from fedapps.results.record import MEAN, SERVER, Record, read_record
 
 Values = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedapps.errors import UserError
-from fedapps.results.folder import writing
+from fedapps.files import writing
 from fedapps.results.record import read_record
 
 

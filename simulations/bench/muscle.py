@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedapps.errors import UserError
+from fedapps.files import writing
 from fedapps.losses import muscle_loss, muscle_loss_from_tuples, tuple_matrix
 from fedapps.losses.muscle import MOST_TUPLES
-from fedapps.results.folder import writing
 from fedapps.results.plots import COLOURS, MARKERS, STYLE, STYLES
 
 DIM = 256

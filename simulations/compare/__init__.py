@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedapps.results.folder import lock, writing
+from fedapps.files import lock, writing
 from simulations.compare.cells import run_cells
 from simulations.compare.picture import draw
 from simulations.compare.plan import read_plan, unfit

@@ -158,7 +158,7 @@ def test_learned_temperature_moves_and_is_kept(tmp_path: Path) -> None:
 def test_the_first_round_is_a_local_phase_alone(tmp_path: Path) -> None:
     me = made("group-0", tmp_path, server_round=1)
     reply = train(me.message, context()).content
-    assert set(reply.metric_records["metrics"]) == {"task_loss", "num-examples", "seconds"}
+    assert set(reply.metric_records["metrics"]) == {"task_loss", "num-examples", "seconds", *wire.STATE}
     assert not reply.array_records
 
 

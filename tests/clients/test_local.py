@@ -56,7 +56,7 @@ def test_a_participant_that_missed_rounds_goes_on_from_its_last(tmp_path: Path) 
 def test_only_numbers_leave(tmp_path: Path) -> None:
     content = run(train, participant("image-0", tmp_path, algo="local"))
     assert set(content) == {"metrics", "evaluate"}
-    wire.check_metrics(content["metrics"], ["task_loss"], ["num-examples", "seconds"])
+    wire.check_metrics(content["metrics"], ["task_loss", *wire.STATE], ["num-examples", "seconds"])
     wire.check_metrics(content["evaluate"], METRICS, ["num-examples", "seconds"])
 
 

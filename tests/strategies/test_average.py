@@ -1,5 +1,6 @@
 """Averages by hand, and what FedMRL's server does with them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,15 @@ from fedapps.errors import UserError
 from fedapps.results.folder import read_rows
 from fedapps.scenario import load_scenario
 from simulations.in_process import run
-from strategies.average import weighted_mean
+from strategies.average import RunningMean, Tensors
 from tests.end_to_end.flower import metrics
+
+
+def weighted_mean(states: Sequence[Tensors], weights: Sequence[float]) -> Tensors | None:
+    mean = RunningMean()
+    for state, weight in zip(states, weights, strict=True):
+        mean.add(state, weight)
+    return mean.result()
 
 
 def test_weighted_mean_by_hand() -> None:
