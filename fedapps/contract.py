@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -71,8 +71,10 @@ class Contract:
         return arrays
 
     def layouts(self, records: Mapping[str, Record]) -> dict[str, Layout]:
-        """The layouts of the state dicts that ``records`` name."""
-        return {spec: layout(spec, self) for spec in records.values() if isinstance(spec, str)}
+        """The layouts of the state dicts that ``records`` name: the same for all participants of an entry."""
+        scenario = Scenario.parse(self.scenario)
+        like = replace(self, name=scenario.names(scenario.by_name[self.name])[0])
+        return {spec: layout(spec, like) for spec in records.values() if isinstance(spec, str)}
 
 
 @lru_cache(maxsize=8)

@@ -33,7 +33,7 @@ def over_the_wire(content: RecordDict) -> RecordDict:
 
 
 class InProcessGrid(Grid):
-    """A grid whose nodes are served at once, in this process.
+    """A grid whose nodes are in this process; each message is served when its reply is pulled.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class InProcessGrid(Grid):
             100 + i: Context(RUN_ID, 100 + i, config, RecordDict(), run_config or {})
             for i, config in enumerate(configs)
         }
-        self.replies: dict[str, Message] = {}
+        self.pushed: dict[str, Message] = {}
         self.ids = itertools.count(1)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, RUN_ID, 1
 
@@ -85,11 +85,17 @@ class InProcessGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        return [self._serve(message) for message in messages]
+        ids = {f"m{next(self.ids)}": message for message in messages}
+        for message_id, message in ids.items():
+            message.metadata.__dict__["_message_id"] = message_id
+        self.pushed |= ids
+        return list(ids)
 
-    def _serve(self, message: Message) -> str:
-        message_id = f"m{next(self.ids)}"
-        message.metadata.__dict__["_message_id"] = message_id
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        served = [self._serve(self.pushed.pop(message_id)) for message_id in message_ids if message_id in self.pushed]
+        return [reply for reply in served if reply is not None]
+
+    def _serve(self, message: Message) -> Message | None:
         content, message.content = message.content, over_the_wire(message.content)
         try:
             reply = self.app(message, self.contexts[message.metadata.dst_node_id])
@@ -98,14 +104,8 @@ class InProcessGrid(Grid):
             reason = f"{type(error)}:<'{error}'>"
             reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         message.content = content
-        reply.metadata.__dict__["_message_id"] = f"r{message_id}"
-        delivered = self.tamper(message, reply) if self.tamper else reply
-        if delivered is not None:
-            self.replies[message_id] = delivered
-        return message_id
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self.replies.pop(message_id) for message_id in message_ids if message_id in self.replies]
+        reply.metadata.__dict__["_message_id"] = f"r{message.metadata.message_id}"
+        return self.tamper(message, reply) if self.tamper else reply
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
