@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fedapps.data import Lazy, Samples
 from fedapps.errors import UserError
 from fedapps.holdings import Holdings, num_classes
 from fedapps.learner import build_learner, view
@@ -119,6 +120,8 @@ def _try_server(scenario: Scenario, holdings: Holdings) -> None:
     assert public is not None and server is not None
     for samples, data in ((holdings.public, public), (holdings.server_test, server.test)):
         view(samples, server, data, torch.device("cpu"))
+    if not len(holdings.server_test):
+        raise UserError(f"server: test: {server.test.name} has no test rows")
     label = server.test.label
     if label is not None and holdings.public.classes.get(public.label or "") != holdings.server_test.classes[label]:
         raise UserError(f"server: test.label {label} has other classes than public.label {public.label}")
@@ -132,6 +135,7 @@ def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> I
     def load() -> None:
         for samples in (holdings.train(name), holdings.test(name)):
             view(samples, spec, spec.data, torch.device("cpu"))
+            read_once(samples, "image" if "image" in spec.modalities else None, spec.data.label)
         build_learner(spec, scenario.dim, holdings.num_classes(name), "check")
         if scenario.public is not None:
             for modality in spec.modalities:
@@ -140,6 +144,16 @@ def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> I
                     raise UserError(f"public: {scenario.public.name} has no column '{column}' for {modality}")
 
     yield from _error(f"participants: {spec.name}", load)
+
+
+def read_once(samples: Samples, *columns: str | None) -> None:
+    """Read what is decoded on demand, as an epoch does: a broken picture is told before training, not in its midst."""
+    for name in columns:
+        column = samples[name] if name else None
+        if isinstance(column, Lazy):
+            sizes = {column[rows].shape[1:] for rows in torch.arange(len(column)).split(256) if len(rows)}
+            if len(sizes) > 1:
+                raise UserError(f"data: column '{name}' holds pictures that differ in size: set `image-size`")
 
 
 def _error(where: str, action: Callable[[], Any]) -> Iterator[str]:
