@@ -164,6 +164,30 @@ def test_classes_that_one_or_all_lack(algo: str, tmp_path: Path) -> None:
     assert all(got[2, "evaluate", f"mine-{i}"]["loss"] > 0 for i in range(3))
 
 
+@pytest.mark.parametrize("algo", [algo for algo in METHODS if "multilabel" in (METHODS[algo].needs.tasks or LABELS)])
+def test_labels_that_hardly_anybody_has(algo: str, tmp_path: Path) -> None:
+    """The first label is in the test alone, one in a single training row, one in each of them."""
+    pictures(tmp_path, [["b", "c", "d"], *[["b", "c"], ["c"]] * 5], [["a", "b"], ["c"], ["d"]])
+    entries = [participant("mine", "multilabel", {"name": "path:mine", "label": "label"}, algo, count=2)]
+    got = metrics(result(tmp_path, algo, federation(algo, entries)))
+    assert all(got[2, "evaluate", f"mine-{i}"]["labels_left_out"] == 0 for i in range(2))
+
+
+def test_a_hundred_of_a_skewed_dirichlet_train(tmp_path: Path) -> None:
+    """Most lack most classes, and some have a row or two; with too large a ``min-size`` nobody starts."""
+    data = {"name": "glosses", "label": "label", "partition": "dirichlet", "alpha": 0.1, "test-size": 10}
+
+    def hundred(least: int) -> dict[str, Any]:
+        entry = {**texts("fedproto"), "count": 100, "data": {**data, "min-size": least}}
+        return federation("fedproto", [entry])
+
+    found = examples(result(tmp_path, "fedproto", hundred(1), **{"evaluate-every": 2}), "train")
+    assert len(found) == 100 and min(found.values()) >= 1 and sum(found.values()) == 8000
+    line = "participants: mine: data: partition .* fewer than min-size 30 .kind dirichlet, num 100, alpha 0.1, by label"
+    with pytest.raises(RunFailed, match=line):
+        result(tmp_path, "fedproto", hundred(30), **{"run-name": "q"})
+
+
 # ------------------------------------------------------------------------------------------ no test data
 
 
@@ -298,6 +322,19 @@ def test_a_broken_picture_is_named_before_training(spoil: Change, line: str, tmp
         result(tmp_path, "local", mine("classification"))
     assert "\n" not in str(failed.value)
     assert not metrics(tmp_path / "runs" / "r")
+
+
+@pytest.mark.parametrize("whose", ["public", "server: test"])
+def test_a_broken_picture_of_the_server_s_is_named_before_training(whose: str, tmp_path: Path) -> None:
+    pictures(tmp_path, ["a", "b"] * 4, ["a", "b"])
+    (tmp_path / "mine" / f"{'train' if whose == 'public' else 'test'}-1.png").write_text("words")
+    scenario = federation("local", [participant("a", "classification", {"name": "emoji", "label": "group"}, "local")])
+    if whose == "public":
+        scenario["public"] = {"name": "path:mine"}
+    else:
+        scenario["server"]["test"] = {"name": "path:mine"}
+    with pytest.raises(UserError, match="data: row 1 of column 'image' of 'path:mine' cannot be read as a picture"):
+        result(tmp_path, "local", scenario)
 
 
 @pytest.mark.parametrize(
