@@ -140,6 +140,12 @@ def test_one_sample_trains_a_timm_model_with_batchnorm(algo: str, tmp_path: Path
     assert examples(path, "train") == {"one-0": 1, "many-0": 24}
 
 
+def test_one_public_sample_is_refused(tmp_path: Path) -> None:
+    entry = participant("a", "classification", {"name": "emoji", "label": "group"}, "local")
+    with pytest.raises(UserError, match="public: 1 sample is nothing to compare by; take a larger `size`"):
+        result(tmp_path, "local", federation("local", [entry], public=1))
+
+
 @pytest.mark.parametrize(("rows", "least"), [(1, 2), (6, 9)])
 def test_too_few_rows_of_a_site_s_own_are_told_before_training(rows: int, least: int, tmp_path: Path) -> None:
     words(tmp_path, ["a", "b", "c"][:rows] * -(-rows // 3), ["a", "b"])
