@@ -40,6 +40,12 @@ def evaluate(
     return learner.score(me.spec, me.model, me.task, me.test, represent, head, **known)
 
 
+def control(me: Participant, name: str, represent: Represent, head: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """``<name>_accuracy`` of another way to use the participant's models; nothing where it has no test data."""
+    metrics = evaluate(me, represent, head)
+    return {f"{name}_accuracy": metrics["accuracy"]} if metrics else {}
+
+
 def probabilities(me: Participant, logits: Tensor) -> Tensor:
     """[B, C] of classes, or of each label where a sample has several."""
     return logits.sigmoid() if me.spec.task.name == "multilabel" else logits.softmax(dim=1)

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.base import Means, evaluate, kl
+from clients.base import Means, control, evaluate, kl
 from fedapps.learner import View, build_optimizer, plain, set_rate, step
 from fedapps.methods import FedAPENParams
 from fedapps.models import Model, head_of
@@ -125,5 +125,5 @@ class FedAPEN:
 
         metrics = evaluate(me, both, nn.Identity())
         for name, model in (("local", me.model), ("shared", self.shared)):
-            metrics[f"{name}_accuracy"] = evaluate(me, plain(model), head_of(model))["accuracy"]
+            metrics |= control(me, name, plain(model), head_of(model))
         return metrics

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.base import Means, evaluate, kl
+from clients.base import Means, control, evaluate, kl
 from fedapps.learner import build_optimizer, plain, set_rate, step
 from fedapps.low_rank import compress
 from fedapps.methods import FedKDParams
@@ -79,4 +79,4 @@ def energy(me: Participant) -> float:
 def tests(me: Participant, mentee: Model) -> dict[str, float]:
     """The mentor's test metrics, and the mentee's accuracy beside them."""
     mentee.eval()
-    return evaluate(me) | {"shared_accuracy": evaluate(me, plain(mentee), head_of(mentee))["accuracy"]}
+    return evaluate(me) | control(me, "shared", plain(mentee), head_of(mentee))

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clients.base import Means, evaluate
+from clients.base import Means, control, evaluate
 from fedapps.contract import travelling
 from fedapps.learner import Represent, View, build_optimizer, plain, representations, set_rate, step
 from fedapps.methods import FedMRLParams
@@ -97,6 +97,8 @@ class FedMRL:
         The single ones feed a head with raw representations, which it was never trained on.
         """
         me, models = self.me, (self.small, self.me.model)
+        if not len(me.test):
+            return {}
         encoded = {model: representations(model, me.test, self.modality, plain(model)) for model in models}
 
         def encode(model: Any) -> Represent:  # each test row is encoded once, whoever reads it
@@ -112,5 +114,5 @@ class FedMRL:
         if self.params.shares_head:
             others["single_small"] = (encode(self.small), head_of(self.small))
         for name, (represent, head) in others.items():
-            metrics[f"{name}_accuracy"] = evaluate(me, represent, head)["accuracy"]
+            metrics |= control(me, name, represent, head)
         return metrics

@@ -13,7 +13,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from clients.base import Means, class_means, evaluate
+from clients.base import Means, class_means, control, evaluate
 from fedapps.learner import plain, representations, step
 from fedapps.methods import FedProtoParams
 from fedapps.models import head_of
@@ -89,5 +89,5 @@ class FedProto:
         """
         metrics = evaluate(self.me)
         if self.known.any():
-            metrics["prototype_accuracy"] = evaluate(self.me, head=self.nearest)["accuracy"]
+            metrics |= control(self.me, "prototype", plain(self.me.model), self.nearest)
         return metrics

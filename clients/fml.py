@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch.nn import functional as F
 
-from clients.base import Means, evaluate, kl
+from clients.base import Means, control, evaluate, kl
 from fedapps.learner import build_optimizer, plain, set_rate, step
 from fedapps.methods import FMLParams
 from fedapps.models import head_of
@@ -55,4 +55,4 @@ def test(msg: Message, context: Context) -> Message:
 def tests(me: Participant, meme) -> dict[str, float]:  # type: ignore[no-untyped-def]
     """The own model's test metrics, and the meme's accuracy beside them."""
     meme.eval()
-    return evaluate(me) | {"shared_accuracy": evaluate(me, plain(meme), head_of(meme))["accuracy"]}
+    return evaluate(me) | control(me, "shared", plain(meme), head_of(meme))

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from fedapps.data import Samples, read_once
 from fedapps.errors import UserError
 from fedapps.holdings import Holdings, num_classes
 from fedapps.learner import build_learner, view
 from fedapps.methods import Method, method
-from fedapps.scenario import Scenario
+from fedapps.scenario import Data, Party, Scenario
 from fedapps.settings import Settings
 
 
@@ -106,7 +107,7 @@ def _server_problems(scenario: Scenario, holdings: Holdings) -> Iterator[str]:
     public, server = scenario.public, scenario.server
     if public is None:
         return
-    found = list(_error("public", lambda: holdings.public))
+    found = list(_error("public", lambda: holdings.public_hash))  # for which they are read
     if not found and len(holdings.public) < 2:
         found = ["public: 1 sample is nothing to compare by; take a larger `size`"]
     if server is not None and not found:
@@ -117,8 +118,10 @@ def _server_problems(scenario: Scenario, holdings: Holdings) -> Iterator[str]:
 def _try_server(scenario: Scenario, holdings: Holdings) -> None:
     public, server = scenario.public, scenario.server
     assert public is not None and server is not None
-    for samples, data in ((holdings.public, public), (holdings.server_test, server.test)):
-        view(samples, server, data, torch.device("cpu"))
+    view(holdings.public, server, public, torch.device("cpu"))
+    _try(holdings.server_test, server, server.test)
+    if not len(holdings.server_test):
+        raise UserError(f"server: test: {server.test.name} has no test rows")
     label = server.test.label
     if label is not None and holdings.public.classes.get(public.label or "") != holdings.server_test.classes[label]:
         raise UserError(f"server: test.label {label} has other classes than public.label {public.label}")
@@ -131,7 +134,7 @@ def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> I
 
     def load() -> None:
         for samples in (holdings.train(name), holdings.test(name)):
-            view(samples, spec, spec.data, torch.device("cpu"))
+            _try(samples, spec, spec.data)
         build_learner(spec, scenario.dim, holdings.num_classes(name), "check")
         if scenario.public is not None:
             for modality in spec.modalities:
@@ -140,6 +143,13 @@ def participant_problems(scenario: Scenario, holdings: Holdings, name: str) -> I
                     raise UserError(f"public: {scenario.public.name} has no column '{column}' for {modality}")
 
     yield from _error(f"participants: {spec.name}", load)
+
+
+def _try(samples: Samples, party: Party, data: Data) -> None:
+    """Take ``samples`` as the party does, and read all of its pictures."""
+    view(samples, party, data, torch.device("cpu"))
+    decoded = ["image"] if "image" in party.modalities else []
+    read_once(samples, *decoded, *([data.label] if data.label else []))
 
 
 def _error(where: str, action: Callable[[], Any]) -> Iterator[str]:

@@ -6,7 +6,7 @@ import copy
 import platform
 import re
 import traceback
-from logging import ERROR
+from logging import ERROR, WARNING
 from typing import Any
 
 import torch
@@ -60,6 +60,8 @@ def hello(message: Message, context: Context) -> Message:
     for name in names:
         for problem in participant_problems(scenario, held, name):
             raise UserError(problem)
+        if not len(held.test(name)):
+            log(WARNING, "%s has no test data: it trains and is not tested", name)
     answer = ConfigRecord(
         {
             "participants": names,

@@ -168,7 +168,13 @@ class Holdings:
         data = entry.data
         samples = self._load(data, "train")
         if data.partition == "own":
-            return [_labelled(samples, data)] * num
+            own = _labelled(samples, data)
+            if len(own) < data.min_size:
+                raise UserError(
+                    f"participants: {entry.name}: data: partition own has {len(own)} rows, fewer than min-size "
+                    f"{data.min_size}"
+                )
+            return [own] * num
         rng = np.random.default_rng(seed_of(self.seed, entry.name))
         rows = _one_per(samples, data.one_per, rng, self._free(entry))
         groups = _by_picture(samples, rows)

@@ -240,7 +240,9 @@ def score(
     head: Any = None,
     **known: Any,
 ) -> dict[str, float]:
-    """Test metrics of a model in eval mode on all of ``view``."""
+    """Test metrics of a model in eval mode on all of ``view``; none of an empty one."""
+    if not len(view):
+        return {}
     represent = represent or plain(model)
     mode = model.training
     model.eval()

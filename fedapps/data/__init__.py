@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import Literal
 
 from fedapps.data import emoji, glosses
-from fedapps.data.samples import Column, Lazy, Samples, digest, gallery
+from fedapps.data.samples import Column, Lazy, Samples, digest, gallery, read_once
 from fedapps.errors import UserError
 from fedapps.hints import nearest
 
-__all__ = ["Column", "Lazy", "Samples", "digest", "gallery", "load"]
+__all__ = ["Column", "Lazy", "Samples", "digest", "gallery", "load", "read_once"]
 
 EMBEDDED = {"emoji": emoji.load, "glosses": glosses.load}
 

@@ -45,17 +45,22 @@ TEST_SPLITS = ("test", "validation", "val")
 
 
 def load(name: str, split: str, data_path: str | None, columns: dict[str, str], size: int | None) -> Samples:
-    """One split with canonical columns. Raises ``UserError`` naming what is missing and what would help."""
+    """One split with canonical columns. Raises ``UserError`` naming what is missing and what would help.
+
+    Where there are training rows and no others, the test split is empty: a site may have none to spare.
+    """
     where = _place(name, data_path)
     folder = Path() if where is None else where.parent if where.is_file() else where
     if where is not None and (idx_set := idx.set_of(where)) is not None:
         return idx.load(folder, idx_set, split, columns, size)
     tables = _hub(name.partition(":")[2]) if where is None else _local(str(where))
-    wanted = ("train",) if split == "train" else TEST_SPLITS
+    tables = datasets.DatasetDict({key: table for key, table in tables.items() if len(table)})
+    untested = split == "test" and list(tables) == ["train"]
+    wanted = ("train",) if split == "train" or untested else TEST_SPLITS
     found = next((key for key in wanted if key in tables), None)
     if found is None:
-        here = ", ".join(tables)
-        raise UserError(f"data: '{name}' has no {split} split, only {here}: name files or folders '{split}'")
+        here = f"only {', '.join(tables)}" if tables else "nor any other"
+        raise UserError(f"data: '{name}' has no {split} split, {here}: name files or folders '{split}'")
     mapping = columns or _usual(tables[found].column_names)
     for key, source in mapping.items():
         if source not in tables[found].column_names:
@@ -64,7 +69,8 @@ def load(name: str, split: str, data_path: str | None, columns: dict[str, str], 
     if not mapping:
         here, first = ", ".join(tables[found].column_names), tables[found].column_names[0]
         raise UserError(f"data: '{name}' has the columns {here}: say which is which, e.g. columns: {{image: {first}}}")
-    return _samples(name, tables, found, mapping, folder, size)
+    samples = _samples(name, tables, found, mapping, folder, size)
+    return samples.select(slice(0, 0)) if untested else samples
 
 
 def _usual(names: list[str]) -> dict[str, str]:
@@ -150,7 +156,7 @@ def _local(where: str) -> datasets.DatasetDict:
         if path.is_file():
             if path.suffix not in BUILDERS:
                 raise UserError(f"data: {path} is none of {', '.join(BUILDERS)}")
-            return datasets.load_dataset(BUILDERS[path.suffix], data_files={_split_of(path): str(path)})
+            return _built(BUILDERS[path.suffix], data_files={_split_of(path): str(path)})
         if _saved(path):
             stored = datasets.load_from_disk(str(path))
             return stored if isinstance(stored, datasets.DatasetDict) else datasets.DatasetDict(train=stored)
@@ -158,6 +164,14 @@ def _local(where: str) -> datasets.DatasetDict:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"data: {path} cannot be read as a data set: {reason}") from error
+
+
+def _built(builder: str, **where: Any) -> datasets.DatasetDict:
+    """As ``load_dataset``, which refuses a split without rows; here it is left out."""
+    made = datasets.load_dataset_builder(builder, **where)
+    made.download_and_prepare()
+    filled = [split for split, about in made.info.splits.items() if about.num_examples]
+    return datasets.DatasetDict({split: made.as_dataset(split) for split in filled})
 
 
 def _split_of(path: Path) -> str:
@@ -170,13 +184,14 @@ def _saved(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[Path]:
-    """The files in a folder that may be data, sorted: neither hidden nor such as ``config.json``."""
+    """The files in a folder that may be data, sorted: neither hidden nor empty nor such as ``config.json``."""
     return sorted(
         file
         for file in path.glob("**/*")
         if file.name not in data_files.FILES_TO_IGNORE
         and not any(part.startswith((".", "__")) for part in file.relative_to(path).parts)
         and file.is_file()
+        and file.stat().st_size
     )
 
 
@@ -187,9 +202,9 @@ def _folder(path: Path) -> datasets.DatasetDict:
     for suffix, builder in BUILDERS.items():
         tables = [file for file in files if file.suffix.lower() == suffix]
         if tables and not (pictures and any(file.stem == "metadata" for file in tables)):
-            return datasets.load_dataset(builder, data_files=_by_split(path, tables))
+            return _built(builder, data_files=_by_split(path, tables))
     if pictures:
-        return datasets.load_dataset("imagefolder", data_dir=str(path))
+        return _built("imagefolder", data_dir=str(path))
     raise UserError(f"data: {path} holds neither {', '.join(BUILDERS)} nor pictures")
 
 
@@ -291,11 +306,16 @@ def _none_missing(rows: list[Any], what: str, *none: Any) -> None:
 def _pictures(
     table: datasets.Dataset, source: str, folder: Path, size: int | None, key: str, name: str, rows: np.ndarray
 ) -> torch.Tensor:
-    """uint8 ``[B, 3, H, W]`` of pictures, int64 ``[B, H, W]`` of masks."""
+    """uint8 ``[B, 3, H, W]`` of pictures, int64 ``[B, H, W]`` of masks. ``UserError`` names a row that is none."""
     try:
         arrays = [_decode(value, folder, size, key) for value in table[rows.tolist()][source]]
-    except (OSError, ValueError) as error:
-        raise UserError(f"data: column '{source}' of '{name}' cannot be read as pictures: {error}") from error
+    except (OSError, ValueError, SyntaxError) as error:  # the last is Pillow's of a broken PNG
+        for row in rows if len(rows) > 1 else ():
+            _pictures(table, source, folder, size, key, name, np.array([row]))
+        reason = str(error).partition(" <_io.")[0]
+        raise UserError(
+            f"data: row {rows[0]} of column '{source}' of '{name}' cannot be read as a picture: {reason}"
+        ) from error
     if len({array.shape for array in arrays}) > 1:
         raise UserError(f"data: the pictures of '{name}' differ in size: set `image-size` to bring them to one")
     stack = torch.from_numpy(np.stack(arrays))
@@ -305,6 +325,8 @@ def _pictures(
 def _decode(value: Any, folder: Path, size: int | None, key: str) -> np.ndarray:
     """uint8 ``[H, W, 3]`` (mask: ``[H, W]``, 16 bits kept); with ``size``: the short side brought to it, the middle
     cut out. ``ValueError`` for numbers that are no picture."""
+    if value is None:
+        raise ValueError("there is none")
     if isinstance(value, str):
         value = Image.open(folder / value)
     elif isinstance(value, dict):

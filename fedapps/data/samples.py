@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -131,6 +131,26 @@ def middle(picture: Image.Image, size: int, resample: Image.Resampling) -> Image
     return picture.resize((width, height), resample).crop((left, top, left + size, top + size))
 
 
+def blocks(column: torch.Tensor | np.ndarray | Lazy) -> Iterator[Any]:
+    """All rows, 512 at a time. ``UserError`` for pictures that differ in size from one block to the next."""
+    shapes = set()
+    for start in range(0, len(column), 512):
+        block = column[start : start + 512]
+        shapes.add(tuple(block.shape[1:]))
+        if len(shapes) > 1:
+            raise UserError("data: pictures differ in size: set `image-size` to bring them to one")
+        yield block
+
+
+def read_once(samples: Samples, *columns: str) -> None:
+    """Read what is decoded on demand: a broken picture is told before training, at the price of an epoch's reading."""
+    for name in columns:
+        column = samples[name]
+        if isinstance(column, Lazy):
+            for _ in blocks(column):
+                pass
+
+
 def digest(samples: Samples, columns: Sequence[str]) -> str:
     """sha256 (hex) over the content of ``columns``: equal for the same rows in the same order, on any machine."""
     total = hashlib.sha256()
@@ -142,10 +162,10 @@ def digest(samples: Samples, columns: Sequence[str]) -> str:
                 data = "\0".join(value if isinstance(value, list) else [value]).encode()
                 total.update(len(data).to_bytes(8, "little") + data)
             continue
-        for start in range(0, len(column), 512):
-            block = np.ascontiguousarray(column[start : start + 512])
+        for number, rows in enumerate(blocks(column)):
+            block = np.ascontiguousarray(rows)
             block = block.astype(block.dtype.newbyteorder("<"), copy=False)
-            if start == 0:
+            if number == 0:
                 total.update(f"{block.dtype.str}\0{block.shape[1:]}\0".encode())
             total.update(block.tobytes())
     return total.hexdigest()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Encoder(nn.Module):
@@ -93,7 +95,7 @@ def pyramid(maps: Sequence[Tensor]) -> Tensor:
     return torch.cat([maps[0], *(F.interpolate(m, size, mode="bilinear") for m in maps[1:])], dim=1)
 
 
-def _alone(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> bool:
+def _alone(norm: nn.Module, x: Tensor) -> bool:
     """Whether ``x [B, C, ...]`` has one value per channel, hence no variance: a batch of one, say."""
     return norm.training and x.numel() == x.size(1)
 
@@ -114,3 +116,22 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return _by_running(self, x) if _alone(self, x) else super().forward(x)
+
+
+def spare_lone_values(net: nn.Module) -> None:
+    """Let every BatchNorm of another library's ``net`` survive a batch of one as ours do."""
+    for norm in net.modules():
+        if isinstance(norm, _BatchNorm):
+            norm.register_forward_pre_hook(_still_if_alone)
+            norm.register_forward_hook(_as_before)
+
+
+def _still_if_alone(norm: Any, args: tuple[Tensor]) -> None:
+    norm.was_alone = _alone(norm, *args)
+    if norm.was_alone:
+        norm.eval()
+
+
+def _as_before(norm: Any, *_: object) -> None:
+    if norm.was_alone:
+        norm.train()

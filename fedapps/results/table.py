@@ -22,12 +22,18 @@ def result_table(summary: Values) -> Table:
         table.add_column("Δ% to Local", justify="right")
     for kind, values in summary["kinds"].items():
         delta = [_signed(values["delta_percent"]["final"])] if compared else []
-        table.add_row(f"{kind} ({values['participants']})", values["metric"], *_figures(values), *delta)
+        table.add_row(f"{kind} ({_members(values)})", values["metric"], *_figures(values), *delta)
     if summary["server"]:
         server = summary["server"]
         delta = [_signed(server["delta_percent"]["final"])] if compared else []
         table.add_row("server", server["metric"], *_figures(server), *delta)
     return table
+
+
+def _members(values: Values) -> str:
+    """How many participants a kind has, and how many of them its final figures are of where that is not all."""
+    over = (values["final"] or {}).get("over", {}).get(values["metric"])
+    return str(values["participants"]) if over is None else f"{over} of {values['participants']}"
 
 
 def _figures(values: Values) -> list[str]:

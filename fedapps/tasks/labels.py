@@ -99,14 +99,18 @@ class MultiLabel(Task):
         """``map`` (mean over labels of average precision), ``macro_f1``, ``micro_f1`` (at p > 0.5), ``loss``.
 
         Labels without a positive sample have no average precision: they are left out of all but the loss, and
-        counted as ``labels_left_out`` (a number, not percent). ValueError if that leaves none.
+        counted as ``labels_left_out`` (a number, not percent). If that leaves none, there is only the loss.
         """
         from torchmetrics.functional.classification import binary_average_precision, binary_f1_score
 
         not_empty(target)
         kept = target.sum(0) > 0
+        rest = {
+            "loss": F.binary_cross_entropy_with_logits(output, target).item(),
+            "labels_left_out": float((~kept).sum()),
+        }
         if not kept.any():
-            raise ValueError("no label has a positive sample in the test set")
+            return rest
         # Probabilities, as torchmetrics guesses whether it was given logits; double, as fp32 ties near 1.
         chance, truth = output[:, kept].double().sigmoid(), target[:, kept].long()
         labels = list(zip(chance.T, truth.T, strict=True))
@@ -114,8 +118,7 @@ class MultiLabel(Task):
             "map": _mean_percent(binary_average_precision(p, t) for p, t in labels),
             "macro_f1": _mean_percent(binary_f1_score(p, t) for p, t in labels),
             "micro_f1": 100 * binary_f1_score(chance.flatten(), truth.flatten()).item(),
-            "loss": F.binary_cross_entropy_with_logits(output, target).item(),
-            "labels_left_out": float((~kept).sum()),
+            **rest,
         }
 
 
@@ -143,12 +146,16 @@ class Segmentation(Task):
         return SegmentationHead(encoder.channels, self.num_classes)
 
     def loss(self, output: Tensor, target: Tensor, head: nn.Module | None = None) -> Tensor:
+        """0 where no pixel counts: a mean over none would be NaN, and so would the model."""
+        if (target == self.ignore).all():
+            return 0 * output.sum()
         return F.cross_entropy(output, target, ignore_index=self.ignore)
 
     def score(self, output: Tensor, target: Tensor, **known: Any) -> dict[str, float]:
         """``miou``, ``pixel_accuracy``, ``loss``.
 
-        IoU is taken over all pixels of the test set, its mean over the classes true or predicted somewhere.
+        IoU is taken over all pixels of the test set, its mean over the classes true or predicted somewhere. Nothing
+        is known where no pixel counts.
         """
         from torchmetrics.functional.classification import (
             multiclass_accuracy,
@@ -157,6 +164,8 @@ class Segmentation(Task):
 
         not_empty(target)
         classes, ignore = output.shape[1], self.ignore
+        if (target == ignore).all():
+            return {}
         iou = multiclass_jaccard_index(output, target, classes, average="macro", ignore_index=ignore)
         accuracy = multiclass_accuracy(output, target, classes, average="micro", ignore_index=ignore)
         return {

@@ -214,7 +214,7 @@ def test_16_bits_of_grey_become_8(tmp_path, file, kind):
 def test_greys_of_other_ranges_are_refused(tmp_path, kind, start):
     Image.fromarray((np.arange(12).reshape(3, 4) + start).astype(kind)).save(tmp_path / "a.tiff")
     (tmp_path / "train.jsonl").write_text(json.dumps({"image": "a.tiff"}))
-    line = f"cannot be read as pictures: greys must be whole .*, not {kind.__name__} from {start} to {start + 11}"
+    line = f"cannot be read as a picture: greys must be whole .*, not {kind.__name__} from {start} to {start + 11}"
     with pytest.raises(UserError, match=line):
         load(f"path:{tmp_path}/train.jsonl", "train")["image"][np.arange(1)]
 
@@ -228,13 +228,46 @@ def test_nested_lists_are_pictures_if_they_are_bytes(tmp_path):
     colour = np.arange(24).reshape(2, 4, 3)
     assert torch.equal(read(colour.tolist())[0], torch.from_numpy(colour).permute(2, 0, 1).to(torch.uint8))
     assert read([[False, True]], "mask").tolist() == [[[0, 1]]]
-    whole = "column 'image' of .* cannot be read as pictures: nested lists must be of whole numbers from 0 to 255"
+    whole = "column 'image' of .* cannot be read as a picture: nested lists must be of whole numbers from 0 to 255"
     for picture in ((colour / 24).tolist(), (colour + 240).tolist(), (colour - 1).tolist(), [[True, False]], [["a"]]):
         with pytest.raises(UserError, match=whole):
             read(picture)
     for picture, line in ((np.zeros((3, 8, 8), int).tolist(), r"not \[3, 8, 8\]"), ([[1, 2], [3]], "inhomogeneous")):
         with pytest.raises(UserError, match=line):
             read(picture)
+
+
+@pytest.mark.parametrize(
+    ("file", "test"), [("csv", None), ("csv", ""), ("csv", "text,label\n"), ("jsonl", ""), ("jsonl", "\n")]
+)
+def test_a_site_may_have_no_test_rows(tmp_path, file, test):
+    train = "text,label\none,a\ntwo,b\n" if file == "csv" else '{"text": "one", "label": "a"}\n' * 2
+    (tmp_path / f"train.{file}").write_text(train.replace('a"}\n', 'b"}\n', 1))
+    if test is not None:
+        (tmp_path / f"test.{file}").write_text(test)
+    empty, train = (load(f"path:{tmp_path}", split) for split in ("test", "train"))
+    assert (len(empty), len(train)) == (0, 2) and empty.classes == train.classes == {"label": ["a", "b"]}
+    assert empty["text"] == [] and len(empty["label"]) == 0
+
+
+def test_rows_of_a_split_that_is_not_known_are_no_missing_test(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"]})
+    datasets.DatasetDict(train=rows, held_out=rows).save_to_disk(str(tmp_path))
+    with pytest.raises(UserError, match="has no test split, only train, held_out: name files or folders 'test'"):
+        load(f"path:{tmp_path}", "test")
+
+
+@pytest.mark.parametrize("broken", ["words", None])
+def test_the_row_of_a_broken_picture_is_named(emoji, tmp_path, broken):
+    picture(emoji, 0).save(tmp_path / "0.png")
+    (tmp_path / "1.png").write_text("words")
+    images = ["0.png", "0.png", broken and "1.png", "0.png"]
+    (tmp_path / "train.jsonl").write_text("\n".join(json.dumps({"image": image}) for image in images))
+    train = load(f"path:{tmp_path}/train.jsonl", "train").select(np.array([0, 2, 3]))
+    reason = "cannot identify image file" if broken else "there is none"
+    with pytest.raises(UserError, match=f"data: row 2 of column 'image' of .* cannot be read as a picture: {reason}"):
+        train["image"][np.arange(3)]
+    assert train["image"][np.array([0, 2])].shape == (2, 3, 32, 32)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +309,7 @@ def test_refusals(emoji, tmp_path):
     datasets.Dataset.from_dict({"label": [4, 4], "text": ["a", "b"]}).to_json(tmp_path / "same.jsonl")
     one = f"path:{tmp_path / 'train.jsonl'}"
     datasets.Dataset.from_dict({"words": ["a"]}).to_json(tmp_path / "odd.jsonl")
+    datasets.Dataset.from_dict({"text": ["a"]}).to_json(tmp_path / "test.jsonl")
     for call, message in (
         (lambda: load(f"path:{tmp_path}/nowhere", "train"), "data-path"),
         (lambda: load(f"path:{tmp_path}/empty", "train"), "holds neither"),
@@ -286,7 +320,7 @@ def test_refusals(emoji, tmp_path):
             lambda: load(name, "train", columns={"image": "picture"}),
             "no column 'picture' (wanted as 'image'); it has img",
         ),
-        (lambda: load(one, "test"), "has no test split, only train"),
+        (lambda: load(f"path:{tmp_path / 'test.jsonl'}", "train"), "has no train split, only test"),
         (lambda: load(one, "train", columns={"label": "weight"}), "column 'weight'"),
         (
             lambda: load("hf:someone/nothing", "train"),

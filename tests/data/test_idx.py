@@ -77,6 +77,13 @@ def test_classes_are_those_of_both_splits(folder: Path) -> None:
     assert train.classes == test.classes == {"label": ["0", "1", "2", "3", "4"]}
 
 
+def test_a_site_may_have_training_files_alone(folder: Path) -> None:
+    for file in folder.glob("t10k-*"):
+        file.unlink()
+    empty, train = (load(f"path:{folder}", split) for split in ("test", "train"))  # type: ignore[arg-type]
+    assert (len(empty), len(train)) == (0, 3) and empty.classes == train.classes
+
+
 def test_pictures_are_brought_to_a_size(folder: Path) -> None:
     assert load(f"path:{folder}", "train", image_size=8)["image"][[1]].shape == (1, 3, 8, 8)
 

@@ -130,6 +130,34 @@ def test_refusals(train):
     refuse("no column 'grup'", 2, "dirichlet", "grup")
 
 
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+def test_a_hundred_of_a_skewed_dirichlet_are_dealt_rows_or_refused(train, alpha):
+    """No empty partition reaches training: draws with one are drawn again, and what stays too small is named."""
+    rows, smallest = np.arange(len(train)), {0.1: 1, 0.5: 10}[alpha]
+    parts = partition(train, rows, 100, 1, "dirichlet", "group", alpha=alpha, min_size=smallest)
+    assert min(map(len, parts)) >= smallest and len(set(np.concatenate(parts))) == len(train)
+    line = rf"fewer than min-size 30 \(kind dirichlet, num 100, alpha {alpha}, .*take a larger `alpha`, fewer"
+    with pytest.raises(UserError, match=line):
+        partition(train, rows, 100, 1, "dirichlet", "group", alpha=alpha, min_size=30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "num", "line"),
+    [
+        ("iid", None, 100, "fewer than min-size 2 (kind iid, num 100"),
+        ("dirichlet", "group", 100, "fewer than min-size 2 (kind dirichlet, num 100, alpha 1.0, by group"),
+        ("pathological", "group", 100, "kind pathological, num 100, classes 2, by group, rows 120: take fewer"),
+        ("shards", "group", 100, "shards 2, by group, rows 120: shards must be at least 1, and each shard must"),
+        ("natural", "author", 40, "fewer than min-size 2 (kind natural, num 40, by author"),
+    ],
+)
+def test_too_few_rows_for_so_many_are_refused(train, kind, by, num, line):
+    rows = np.random.default_rng(0).permutation(len(train))[:120]
+    with pytest.raises(UserError) as error:
+        partition(train, rows, num, 1, kind, by)
+    assert line in str(error.value) and "\n" not in str(error.value)
+
+
 def test_a_set_without_labels_says_so():
     bare = Samples(4, {"text": list("abcd")})
     with pytest.raises(UserError, match="needs `by`, a label column; the data have none: name one in `columns`"):

@@ -134,7 +134,7 @@ def test_pixels_are_normalised_and_only_bytes_are_taken():
     assert not {"mean", "std"} & set(encoder.state_dict())
 
 
-@pytest.mark.parametrize(("modality", "name"), [("image", "cnn"), ("image", "resnet18"), *[("text", n) for n in TEXT]])
+@pytest.mark.parametrize(("modality", "name"), [*(("image", n) for n in IMAGE), *(("text", n) for n in TEXT)])
 def test_a_batch_of_one_trains(modality, name):
     encoder = built(modality, name).train()
     x = pictures(1, 8, 8) if modality == "image" else encoder.tokenize(["sun"])
@@ -143,12 +143,16 @@ def test_a_batch_of_one_trains(modality, name):
     assert z.isfinite().all()
 
 
-def test_a_lone_value_per_channel_is_normalised_by_running_statistics():
-    encoder = built("image", "cnn").train()
-    before = {name: b.clone() for name, b in encoder.named_buffers() if "stages.2" in name}
+@pytest.mark.parametrize(("name", "last"), [("cnn", "stages.2"), ("timm:resnet18", "net.layer4")])
+def test_a_lone_value_per_channel_is_normalised_by_running_statistics(name, last):
+    encoder = built("image", name).train()
+    before = {name: b.clone() for name, b in encoder.named_buffers() if last in name}
     one = encoder.encode(pictures(1, 4, 4))  # the last stage's BatchNorm sees 1 × 1 maps
-    assert one.isfinite().all()
+    assert before and one.isfinite().all()
     assert all(torch.equal(b, before[n]) for n, b in encoder.named_buffers() if n in before)
+    assert all(module.training for module in encoder.modules())
+    encoder.encode(pictures(2, 4, 4))  # two values have a variance: they count as ever
+    assert not any(torch.equal(b, before[n]) for n, b in encoder.named_buffers() if n in before)
 
 
 @pytest.mark.parametrize("name", TEXT)

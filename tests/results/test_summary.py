@@ -33,6 +33,20 @@ def test_kinds(fedafd_run: Path) -> None:
     assert image["best"]["round"] == 3  # means by round: 15, 30, 45
 
 
+def test_a_mean_of_fewer_than_all_says_over_how_many(fedafd_run: Path) -> None:
+    path = fedafd_run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if (row["phase"], row["participant"]) == ("evaluate", "image-1"):
+            row |= {"metrics": {}, "num_examples": 0}  # a site without test data
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    summary = summarise(fedafd_run)
+    final = summary["kinds"]["image"]["final"]
+    assert final["mean"] == final["mean_by_examples"] == {"accuracy": 30} and final["over"] == {"accuracy": 1}
+    assert "over" not in summary["kinds"]["text"]["final"]
+    assert list(result_table(summary).columns[0].cells) == ["image (1 of 2)", "text (1)", "server"]
+
+
 def test_server_best_leaves_the_warm_up_out(fedafd_run: Path) -> None:
     server = summarise(fedafd_run)["server"]
     assert server["best"] == {"round": 2, "metrics": {"r1_sum": 6}}  # not the 9 of round 0

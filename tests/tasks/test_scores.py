@@ -87,8 +87,13 @@ def test_multilabel_logits_are_logits_whatever_their_range():
     assert inside["micro_f1"] == 100  # 0.2 is a logit of p > 0.5, no probability
     high = torch.tensor([[30.0], [31.0]])  # both of probability 1 in single precision
     assert build_task("multilabel", num_classes=1).score(high, torch.tensor([[0.0], [1.0]]))["map"] == approx(100)
-    with pytest.raises(ValueError, match="no label"):
-        build_task("multilabel", num_classes=1).score(high, torch.zeros(2, 1))
+
+
+def test_without_a_positive_there_is_the_loss_alone():
+    output = torch.tensor([[3.0, -1.0], [0.0, 2.0]])
+    scores = build_task("multilabel", num_classes=2).score(output, torch.zeros(2, 2))
+    loss = F.binary_cross_entropy_with_logits(output, torch.zeros(2, 2)).item()
+    assert scores == {"loss": approx(loss), "labels_left_out": 2}
 
 
 # ------------------------------------------------------------------------------------- segmentation
@@ -102,6 +107,15 @@ def test_segmentation_scores_and_ignored_pixels():
     assert scores["miou"] == approx(100 * (2 / 4 + 3 / 5) / 2)  # class 2 nowhere
     assert scores["pixel_accuracy"] == approx(100 * 5 / 7)
     assert scores["loss"] == approx(math.log(math.exp(5) + 2) - 5 * 5 / 7)
+
+
+def test_without_a_pixel_that_counts_there_is_no_score_and_no_loss():
+    output = torch.randn(2, 3, 4, 4, requires_grad=True)
+    task, void = build_task("segmentation", num_classes=3), torch.full((2, 4, 4), 255)
+    assert task.score(output.detach(), void) == {}
+    loss = task.loss(output, void)
+    loss.backward()
+    assert loss == 0 and not output.grad.any()
 
 
 # ------------------------------------------------------------------------------------- retrieval
