@@ -135,6 +135,10 @@ class Store:
         return found[1] if found else None
 
     def save(self, version: Version, tree: Any) -> None:
+        """Write one version; raises OSError or SafetensorError, and then those before it are still there."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if not _FILE.match(path.name):  # half a file, of a process that was killed while it wrote
+                path.unlink(missing_ok=True)
         for later in self.versions():  # left by an interrupted run that is being repeated
             if later > version:
                 self.path(later).unlink()
