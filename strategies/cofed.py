@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from flwr.app import Message
 from torch import Tensor
 
 from fedapps.methods import CoFEDParams
+from strategies import bounds
 from strategies.average import ByLabelSet
-from strategies.base import Content
+from strategies.base import Content, Reply
 
 
 class CoFED(ByLabelSet):
@@ -26,6 +28,15 @@ class CoFED(ByLabelSet):
 
     Each participant counts with what it sent last, also in rounds that it is not drawn for.
     """
+
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """A reply whose votes are for classes that there are."""
+        reply = super().open(phase, name, message)
+        if votes := reply.records.get("votes"):
+            several = self.scenario.by_name[name].task.name == "multilabel"
+            bounds.between(-1, votes["labels"], 1 if several else self.classes[name] - 1)
+            bounds.between(0, reply.records["owned"]["classes"], 1)
+        return reply
 
     def content(self, names: Sequence[str]) -> dict[str, Content]:
         assert isinstance(self.settings.params, CoFEDParams)

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from flwr.app import Message
 from torch import Tensor
 
+from strategies import bounds
 from strategies.average import Tensors, groups
-from strategies.base import Strategy
+from strategies.base import Reply, Strategy
 
 
 class FD(Strategy):
@@ -40,6 +42,14 @@ class FD(Strategy):
     def train_round(self, server_round: int) -> None:
         replies = self.ask("train", each=self.targets(self.chosen))
         self.outputs |= {name: reply.records["outputs"] for name, reply in replies.items()}
+
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """A reply whose outputs are probabilities, for labels of its own samples."""
+        reply = super().open(phase, name, message)
+        if outputs := reply.records.get("outputs"):
+            bounds.counts(outputs["counts"], reply.num_examples)
+            bounds.probabilities(outputs["means"][outputs["counts"] > 0])
+        return reply
 
     def targets(self, names: Sequence[str]) -> dict[str, dict[str, Tensors]]:
         """F̂ for each participant whose group has sent anything yet."""

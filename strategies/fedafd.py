@@ -13,10 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from flwr.app import Message
 from torch import Tensor
 
 from fedapps.losses import kd_loss, sed_aggregate
 from fedapps.methods import FedAFDParams
+from strategies import bounds
 from strategies.base import Reply, Strategy
 from strategies.public_model import PublicModel
 
@@ -50,6 +52,13 @@ class FedAFD(Strategy):
         shared = {"features": features} if self.params.baa else {}
         replies = self.ask("train", shared, self.encoders())  # stages 2 and 3, on the participants
         self.learn(server_round, self.aggregate(features, replies))
+
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """A reply whose rows are no longer than representations can be."""
+        reply = super().open(phase, name, message)
+        for z in reply.records.get("features", {}).values():
+            bounds.representations(z, self.scenario.by_name[name].unit)
+        return reply
 
     def encoders(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """The frozen global encoders for each participant: only the branches that it has."""

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from flwr.app import Message
 from torch import Tensor
 
 from fedapps.methods import FedHeNNParams
 from fedapps.seeds import generator
-from strategies.base import Strategy
+from strategies import bounds
+from strategies.base import Reply, Strategy
 
 
 class FedHeNN(Strategy):
@@ -41,6 +43,13 @@ class FedHeNN(Strategy):
         replies = self.ask("train", shared)
         grams = [reply.records["gram"]["K"].double() for reply in replies.values()]
         self.target = {"K": torch.stack(grams).mean(dim=0).float()} if grams else {}  # train-only may leave nobody
+
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """A reply whose matrix is a Gram matrix."""
+        reply = super().open(phase, name, message)
+        if gram := reply.records.get("gram"):
+            bounds.gram(gram["K"], self.scenario.by_name[name].unit)
+        return reply
 
     def rows(self, server_round: int) -> Tensor:
         """Which public samples a round is held together by [l]."""

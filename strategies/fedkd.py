@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flwr.app import Message
+
+from fedapps import wire
 from fedapps.low_rank import expand
 from strategies.average import SharedModel, weighted_mean
 from strategies.base import Reply
@@ -15,6 +18,16 @@ from strategies.base import Reply
 
 class FedKD(SharedModel):
     """Communication-efficient federated learning by adaptive mutual distillation."""
+
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """A reply whose update leaves θ finite, once its factors are multiplied."""
+        reply = super().open(phase, name, message)
+        if update := reply.records.get("update"):
+            theta = self.theta[self.group[name]]
+            delta = expand(update, theta)
+            if bad := wire.non_finite({key: tensor + delta[key] for key, tensor in theta.items()}):
+                raise wire.WireError(f"its update of '{bad}' is beyond float32")
+        return reply
 
     def aggregate(self, replies: Mapping[str, Reply]) -> None:
         """θ of each group with the mean of its participants' updates; a θ that nobody sent stays."""

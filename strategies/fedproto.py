@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from flwr.app import Message
 from torch import Tensor
 
+from strategies import bounds
 from strategies.average import Average, Tensors
 from strategies.base import Reply
 
@@ -29,6 +31,14 @@ class FedProto(Average):
     def build(self, name: str) -> dict[str, Tensor]:
         classes = self.classes[name]
         return {"means": torch.zeros(classes, self.scenario.dim), "known": torch.zeros(classes)}
+
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """A reply whose prototypes are means of representations of its own samples."""
+        reply = super().open(phase, name, message)
+        if prototypes := reply.records.get(self.travels):
+            bounds.counts(prototypes["counts"], reply.num_examples)
+            bounds.representations(prototypes["means"], self.scenario.by_name[name].unit)
+        return reply
 
     def aggregate(self, replies: Mapping[str, Reply]) -> None:
         """C̄ of each group."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from flwr.app import Message
 from torch import Tensor
 
+from strategies import bounds
 from strategies.average import ByLabelSet
-from strategies.base import Content
+from strategies.base import Content, Reply
 
 
 class SAGE(ByLabelSet):
@@ -22,6 +24,13 @@ class SAGE(ByLabelSet):
 
     Each participant counts with what it sent last, also in rounds that it is not drawn for.
     """
+
+    def open(self, phase: str, name: str, message: Message) -> Reply:
+        """A reply whose probabilities are such."""
+        reply = super().open(phase, name, message)
+        if public := reply.records.get("public"):
+            bounds.probabilities(public["p"], self.scenario.by_name[name].task.name == "classification")
+        return reply
 
     def content(self, names: Sequence[str]) -> dict[str, Content]:
         found: dict[str, Content] = {}

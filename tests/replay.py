@@ -74,6 +74,11 @@ class Outcome:
         """(round, participant) -> why it was left out."""
         return {(row["round"], row["participant"]): row["error"] for row in self.rows if "error" in row}
 
+    def others(self, name: str) -> tuple[dict[Any, bytes], list[dict[str, Any]]]:
+        """What all but ``name`` were sent and have answered."""
+        rows = [row for row in self.rows if row["participant"] not in (name, "mean")]
+        return {key: sent for key, sent in self.sent.items() if key[-1] != name}, rows
+
 
 def replay(
     recorded: Recorded,
