@@ -13,7 +13,7 @@ from fedapps.client_app import app
 from fedapps.results.folder import read_rows, run_path
 from fedapps.server_app import main
 from fedapps.settings import read
-from simulations.in_process import RUN_ID, InProcessGrid
+from simulations.in_process import RUN_ID, InProcessGrid, run
 from tests.end_to_end.flower import metrics
 from tests.faults import NODES, VARIANTS, config_of, lost, phase_of, phases_of
 
@@ -78,3 +78,25 @@ def test_one_whose_reply_is_lost_in_any_phase_comes_back(variant: str, phase: st
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_whose_node_goes_comes_back(variant: str, tmp_path: Path) -> None:
     check(variant, tmp_path, 100, lambda *_: False, gone=2)
+
+
+@pytest.mark.parametrize(("variant", "phase"), [(variant, p) for variant in VARIANTS for p in phases_of(variant)])
+def test_a_round_that_too_few_finish_leaves_no_trace_on_the_server(variant: str, phase: str, tmp_path: Path) -> None:
+    """Whichever phase it fails in; the round after it is like any other."""
+    config = config_of(variant, tmp_path)
+    settings, scenario = read(config)
+    path, names = run_path(settings), list(scenario.by_name)
+    states: list[bytes] = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if phase_of(message)[0] == 3 and not states:
+            states.extend(file.read_bytes() for file in sorted((path / "checkpoint").iterdir()))
+        return lost(message) if phase_of(message) == (2, phase) else reply
+
+    run({**config, "min-participants": len(names)}, NODES, tamper=tamper)
+    assert len(states) == 2 and states[0] == states[1]
+    got = metrics(path)
+    assert {who for r, what, who in got if r == 3 and what in phases_of(variant)} == {*names, "mean"}
+    assert all(math.isfinite(value) for values in got.values() for value in values.values())
+    rows = read_rows(path / "metrics.jsonl")
+    assert [row["round"] for row in rows if row["participant"] == "server" and "error" in row] == [2]
