@@ -65,7 +65,11 @@ class Contract:
         modalities = Scenario.parse(self.scenario).by_name[self.name].modalities
         wire.check_arrays(arrays, exchange.up, self.sizes, self.layouts(exchange.up), modalities)
         wire.check_metrics(records.get(wire.METRICS), (*exchange.metrics, *wire.STATE), ("num-examples", "seconds"))
+        if wire.EVALUATE not in records and phase == "evaluate":
+            raise WireError("record 'evaluate' is missing")
         if wire.EVALUATE in records:
+            if not exchange.tests and phase != "evaluate":
+                raise WireError("record 'evaluate' may not cross: the participant is tested later in the round")
             tests = METRICS | {f"{control}_{name}" for control in entry.controls for name in METRICS}
             wire.check_metrics(records[wire.EVALUATE], tests, ("num-examples", "seconds"))
         return arrays

@@ -35,6 +35,7 @@ class Exchange:
     down: Mapping[str, Record] = field(default_factory=dict)
     up: Mapping[str, Record] = field(default_factory=dict)
     metrics: tuple[str, ...] = ()
+    tests: bool = False  # whether the phase may end with a test, as ``evaluate`` does
 
 
 class Params(BaseModel):
@@ -346,7 +347,7 @@ ALIGNMENT: dict[str, Record] = {
 }
 """What a contrastive step needs: which public samples, and one of three messages on the others."""
 
-ALONE = Exchange(metrics=("task_loss",))
+ALONE = Exchange(metrics=("task_loss",), tests=True)
 """Training of participants whose labels nobody else has: nothing crosses."""
 
 WHOLE_MODEL = {
@@ -360,7 +361,7 @@ METHODS: dict[str, Method] = {
         paper="no exchange: every participant alone, the server on public data alone",
         strategy="strategies.local:Local",
         client="clients.local:app",
-        wire={"train": Exchange(metrics=("task_loss",)), "evaluate": Exchange()},
+        wire={"train": Exchange(metrics=("task_loss",), tests=True), "evaluate": Exchange()},
     ),
     "fedafd": Method(
         title="FedAFD",
@@ -379,6 +380,7 @@ METHODS: dict[str, Method] = {
                 down={"features": REPRESENTATIONS, "encoder": "server encoder"},
                 up={"features": REPRESENTATIONS},
                 metrics=("task_loss", "adversarial_loss", "discriminator_loss"),
+                tests=True,
             ),
             "evaluate": Exchange(),
         },
@@ -449,6 +451,7 @@ METHODS: dict[str, Method] = {
                 down={"targets": {"means": "C C"}},
                 up={"outputs": {"means": "C C", "counts": "C"}},
                 metrics=("task_loss", "distillation_loss"),
+                tests=True,
             ),
             "evaluate": Exchange(),
         },
@@ -546,7 +549,7 @@ METHODS: dict[str, Method] = {
                 up={"public": "representations"},
                 metrics=("contrastive_loss", "tc_bound"),
             ),
-            "train": Exchange(down=ALIGNMENT, metrics=("task_loss", "contrastive_loss", "tc_bound")),
+            "train": Exchange(down=ALIGNMENT, metrics=("task_loss", "contrastive_loss", "tc_bound"), tests=True),
             "evaluate": Exchange(),
         },
     ),
@@ -557,7 +560,7 @@ METHODS: dict[str, Method] = {
         client="clients.simclr:app",
         params=SimCLRParams,
         needs=Needs(public=True, tasks=("classification", "multilabel", "segmentation")),
-        wire={"train": Exchange(metrics=("task_loss", "contrastive_loss")), "evaluate": Exchange()},
+        wire={"train": Exchange(metrics=("task_loss", "contrastive_loss"), tests=True), "evaluate": Exchange()},
     ),
     "cofed": Method(
         title="CoFED",
@@ -572,6 +575,7 @@ METHODS: dict[str, Method] = {
                 down={"targets": "pseudo-labels"},
                 up={"votes": "pseudo-labels", "owned": {"classes": "C"}},
                 metrics=("task_loss", "pseudo_loss", "pseudo_labelled"),
+                tests=True,
             ),
             "evaluate": Exchange(),
         },
@@ -588,6 +592,7 @@ METHODS: dict[str, Method] = {
                 down={"rows": "public rows", "target": {"K": "K K"}, "next": "public rows"},
                 up={"gram": {"K": "K K"}},
                 metrics=("task_loss", "cka_distance"),
+                tests=True,
             ),
             "evaluate": Exchange(),
         },
@@ -605,6 +610,7 @@ METHODS: dict[str, Method] = {
                 down={"teacher": {"p": "P C"}},
                 up={"public": {"p": "P C"}},
                 metrics=("task_loss", "unlabelled_loss", "confident"),
+                tests=True,
             ),
             "evaluate": Exchange(),
         },

@@ -23,7 +23,7 @@ from fedapps.models import Model
 from fedapps.scenario import Scenario
 from fedapps.seeds import batches, generator, seed_of
 from fedapps.settings import RUN_NAME, Settings
-from fedapps.state import Store
+from fedapps.state import Store, leaves
 
 
 def pick_device(wish: str) -> torch.device:
@@ -160,9 +160,10 @@ class Participant:
 
     def keep(self, **parts: Any) -> None:
         """Save the model, task, optimiser and ``parts`` as this participant's state of this phase."""
-        if broken := wire.non_finite(self.model.state_dict()):
+        tree = {name: part.state_dict() for name, part in self._parts(parts).items()}
+        if broken := wire.non_finite(dict(leaves(tree))):
             raise UserError(f"training diverged: '{broken}' holds NaN or infinity; take a smaller learning rate")
-        self.save({name: part.state_dict() for name, part in self._parts(parts).items()})
+        self.save(tree)
 
     def _parts(self, parts: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model, "task": self.task, "optimizer": self.optimizer, **parts}

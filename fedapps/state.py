@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from logging import WARNING
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,15 @@ def load_tree(path: Path, run: str | None = None) -> Any:
     if _checksum(tensors[str(i)] for i in range(len(tensors))) != about["crc32"]:
         raise ValueError("it is damaged: its checksum is wrong")
     return _join(about["tree"], tensors)
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a tree with the way to each, e.g. ``optimizer/state/0/exp_avg``."""
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{path}/{key}" if path else str(key))
 
 
 def _checksum(tensors: Iterable[torch.Tensor]) -> int:

@@ -27,6 +27,8 @@ from fedapps.methods import Record
 ALL = "*"
 CONFIG, METRICS, EVALUATE, ERROR = "config", "metrics", "evaluate", "error"
 STATE = STATE_ROUND, STATE_STEP, STATE_KEPT = "state-round", "state-step", "state-kept"  # of the personal state
+COUNTS = ("num-examples", *STATE)
+MOST = float(np.finfo(np.float32).max)
 LAYOUT = "layout"
 LOW_RANK = "low-rank "  # such a record may hold a matrix as its three factors
 
@@ -168,7 +170,8 @@ def _expected(
 
 
 def check_metrics(metrics: Any, allowed: Iterable[str], required: Iterable[str] = ("num-examples",)) -> None:
-    """Raise ``WireError`` unless ``metrics`` are single finite numbers of allowed names.
+    """Raise ``WireError`` unless ``metrics`` are single numbers of allowed names, in float32's range so that sums of them
+    are finite too; counts must be such, and seconds not below 0.
 
     Names are part of the contract, and a list is refused: either could carry labels or samples.
     """
@@ -179,8 +182,12 @@ def check_metrics(metrics: Any, allowed: Iterable[str], required: Iterable[str] 
             raise WireError(f"metric '{name[:40]}' may not cross")
         if not isinstance(value, int | float):
             raise WireError(f"metric '{name}' is a list; only single numbers may cross")
-        if not math.isfinite(value):
+        if not -MOST <= value <= MOST:
             raise WireError(f"metric '{name}' is {value}")
+        if name in COUNTS and not (value >= 0 and value == int(value)):
+            raise WireError(f"{name} is {value}, which is no count")
+        if name == "seconds" and value < 0:
+            raise WireError(f"seconds are {value}")
     for name in required:
         if name not in metrics:
             raise WireError(f"metric '{name}' is missing")

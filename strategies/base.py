@@ -35,6 +35,9 @@ Content = Mapping[str, Mapping[str, Tensor]]
 PER_MESSAGE = 32
 """Participants of one node that a message serves at most: so many models are in memory at once."""
 
+MOST_SAID = 500
+"""Characters of an error that a participant may put into the records of a run."""
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -94,6 +97,9 @@ class Strategy(FlowerStrategy):
     def train_round(self, server_round: int) -> None:
         """One round of training. Default: one ``train`` phase in which nothing is exchanged."""
         self.ask("train")
+
+    def check(self, name: str, reply: Reply) -> None:
+        """``WireError`` where the numbers of a reply are beyond what the method's definition allows."""
 
     def evaluate_content(self, names: list[str]) -> Mapping[str, Content]:
         """What participants need for an evaluation of their own."""
@@ -239,7 +245,7 @@ class Strategy(FlowerStrategy):
         asked = [Message(content, node, "query.hello", ttl=ttl, group_id="0") for node in new]
         for node, reply in zip(new, self.exchange(asked), strict=True):
             if reply is None or reply.has_error():  # it may have gone; it is asked again as long as it is listed
-                log(WARNING, "a node did not answer: %s", _last_line(reply.error.reason if reply else None))
+                log(WARNING, "a node did not answer: %s", _short(reply.error.reason if reply else None))
                 continue
             self.greeted.add(node)
             try:
@@ -252,7 +258,7 @@ class Strategy(FlowerStrategy):
     def welcome(self, node: int, content: RecordDict) -> None:
         """Check that a node runs the same code on the same public data, and learn whom it hosts."""
         if wire.ERROR in content:
-            raise RunFailed(str(dict(content[wire.ERROR]).get("error")))
+            raise RunFailed(_short(str(dict(content[wire.ERROR]).get("error"))))
         if wire.CONFIG not in content.config_records:
             raise RunFailed("a node answered the first message with something else; it runs another app")
         about = content.config_records[wire.CONFIG]
@@ -445,10 +451,10 @@ class Strategy(FlowerStrategy):
     def open(self, phase: str, name: str, message: Message) -> Reply:
         """One participant's part of a node's reply; ``WireError`` if anything about it is wrong."""
         if message.has_error():
-            raise wire.WireError(_last_line(message.error.reason))
+            raise wire.WireError(_short(message.error.reason))
         records = wire.records_of(message.content, name)
         if wire.ERROR in records:
-            raise wire.WireError(str(dict(records[wire.ERROR]).get("error")))
+            raise wire.WireError(_short(str(dict(records[wire.ERROR]).get("error"))))
         if not records:
             raise wire.WireError("the reply holds nothing of this participant")
         world = (self.settings.dump(), self.scenario.dump(), self.settings.data_path)
@@ -458,16 +464,15 @@ class Strategy(FlowerStrategy):
             if bad := wire.non_finite(content):
                 raise wire.WireError(f"'{record}/{bad}' holds NaN or infinity")
         metrics = dict(records[wire.METRICS])
+        began = (int(metrics.pop(wire.STATE_ROUND, 0)), int(metrics.pop(wire.STATE_STEP, 0)))
         if not 0 < metrics["num-examples"] <= self.examples[name]:  # it is a weight: no one has none, or more than all
             raise wire.WireError(f"num-examples is {metrics['num-examples']}, it has {self.examples[name]}")
         test = dict(records[wire.EVALUATE]) if wire.EVALUATE in records else None
-        return Reply(
+        reply = Reply(
             tensors,
             num_examples=int(metrics.pop("num-examples")),
             seconds=metrics.pop("seconds"),
-            began_from=(int(metrics.pop(wire.STATE_ROUND)), int(metrics.pop(wire.STATE_STEP, 0)))
-            if wire.STATE_ROUND in metrics
-            else None,
+            began_from=began if wire.STATE_ROUND in records[wire.METRICS] else None,
             keeps=bool(metrics.pop(wire.STATE_KEPT, False)),
             metrics=metrics,
             bytes_up=wire.num_bytes(arrays.values()),
@@ -475,6 +480,8 @@ class Strategy(FlowerStrategy):
             test_seconds=test.pop("seconds") if test else 0.0,
             test=test,
         )
+        self.check(name, reply)
+        return reply
 
     def record(
         self,
@@ -560,7 +567,7 @@ class Strategy(FlowerStrategy):
         return None
 
 
-def _last_line(reason: str | None) -> str:
-    """The telling line of an error that may be a whole traceback."""
+def _short(reason: str | None) -> str:
+    """The telling line of an error that may be a whole traceback, and not too much of it."""
     lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
+    return lines[-1][:MOST_SAID] if lines else "no reason given"

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from fedapps.methods import CoFEDParams
+from strategies import bounds
 from strategies.average import ByLabelSet
-from strategies.base import Content
+from strategies.base import Content, Reply
 
 
 class CoFED(ByLabelSet):
@@ -26,6 +27,13 @@ class CoFED(ByLabelSet):
 
     Each participant counts with what it sent last, also in rounds that it is not drawn for.
     """
+
+    def check(self, name: str, reply: Reply) -> None:
+        """Votes must be for classes that there are."""
+        if votes := reply.records.get("votes"):
+            several = self.scenario.by_name[name].task.name == "multilabel"
+            bounds.between(-1, votes["labels"], 1 if several else self.classes[name] - 1)
+            bounds.between(0, reply.records["owned"]["classes"], 1)
 
     def content(self, names: Sequence[str]) -> dict[str, Content]:
         assert isinstance(self.settings.params, CoFEDParams)

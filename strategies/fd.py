@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from strategies import bounds
 from strategies.average import Tensors, groups
-from strategies.base import Strategy
+from strategies.base import Reply, Strategy
 
 
 class FD(Strategy):
@@ -40,6 +41,12 @@ class FD(Strategy):
     def train_round(self, server_round: int) -> None:
         replies = self.ask("train", each=self.targets(self.chosen))
         self.outputs |= {name: reply.records["outputs"] for name, reply in replies.items()}
+
+    def check(self, name: str, reply: Reply) -> None:
+        """Outputs must be probabilities, for labels of its own samples."""
+        if outputs := reply.records.get("outputs"):
+            bounds.counts(outputs["counts"], reply.num_examples)
+            bounds.probabilities(outputs["means"][outputs["counts"] > 0])
 
     def targets(self, names: Sequence[str]) -> dict[str, dict[str, Tensors]]:
         """F̂ for each participant whose group has sent anything yet."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedapps.losses import kd_loss, sed_aggregate
 from fedapps.methods import FedAFDParams
+from strategies import bounds
 from strategies.base import Reply, Strategy
 from strategies.public_model import PublicModel
 
@@ -50,6 +51,11 @@ class FedAFD(Strategy):
         shared = {"features": features} if self.params.baa else {}
         replies = self.ask("train", shared, self.encoders())  # stages 2 and 3, on the participants
         self.learn(server_round, self.aggregate(features, replies))
+
+    def check(self, name: str, reply: Reply) -> None:
+        """Rows must be no longer than representations can be."""
+        for z in reply.records.get("features", {}).values():
+            bounds.representations(z, self.scenario.by_name[name].unit)
 
     def encoders(self) -> dict[str, dict[str, dict[str, Tensor]]]:
         """The frozen global encoders for each participant: only the branches that it has."""

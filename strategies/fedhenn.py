@@ -15,32 +15,37 @@ from torch import Tensor
 
 from fedapps.methods import FedHeNNParams
 from fedapps.seeds import generator
-from strategies.base import Strategy
+from strategies import bounds
+from strategies.base import Reply, Strategy
 
 
 class FedHeNN(Strategy):
     """Models of any form for any task, held together by the geometry of their representations.
 
     K̄ of a round's samples is made from what its participants sent at the end of the round before, so that a round is
-    one exchange; the first round has none.
+    one exchange; the first round has none. After a round that failed K̄ is of the samples of that one.
     """
 
     def setup(self) -> None:
-        self.target: dict[str, Tensor] = {}  # K̄ of the next round's samples, once there is one
+        self.aligned: dict[str, dict[str, Tensor]] = {}  # K̄ and the rows that it is of, once there is one
 
     def state_dict(self) -> dict[str, Any]:
-        return {"target": self.target}
+        return {"aligned": self.aligned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.target = dict(state["target"])
+        self.aligned = dict(state["aligned"])
 
     def train_round(self, server_round: int) -> None:
-        shared = {"next": {"rows": self.rows(server_round + 1)}}
-        if self.target:
-            shared |= {"rows": {"rows": self.rows(server_round)}, "target": self.target}
-        replies = self.ask("train", shared)
+        following = {"rows": self.rows(server_round + 1)}
+        replies = self.ask("train", {"next": following, **self.aligned})
         grams = [reply.records["gram"]["K"].double() for reply in replies.values()]
-        self.target = {"K": torch.stack(grams).mean(dim=0).float()} if grams else {}  # train-only may leave nobody
+        mean = {"K": torch.stack(grams).mean(dim=0).float()} if grams else {}  # train-only may leave nobody
+        self.aligned = {"rows": following, "target": mean} if mean else {}
+
+    def check(self, name: str, reply: Reply) -> None:
+        """The matrix must be a Gram matrix."""
+        if gram := reply.records.get("gram"):
+            bounds.gram(gram["K"], self.scenario.by_name[name].unit)
 
     def rows(self, server_round: int) -> Tensor:
         """Which public samples a round is held together by [l]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedapps import wire
 from fedapps.low_rank import expand
 from strategies.average import SharedModel
 from strategies.base import Reply
@@ -21,3 +22,8 @@ class FedKD(SharedModel):
         theta = self.theta[self.group[name]]
         update = expand(reply.records["update"], theta)
         return {key: tensor + update[key] for key, tensor in theta.items()}
+
+    def check(self, name: str, reply: Reply) -> None:
+        """The update must leave θ finite, once its factors are multiplied."""
+        if "update" in reply.records and (bad := wire.non_finite(self.trained(name, reply))):
+            raise wire.WireError(f"its update of '{bad}' is beyond float32")

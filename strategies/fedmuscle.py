@@ -12,6 +12,7 @@ from torch import Tensor
 from fedapps.losses import alignment_and_grad, tuple_matrix
 from fedapps.methods import FedMuscleParams
 from fedapps.seeds import generator
+from strategies import bounds
 from strategies.base import Content, Reply, Strategy
 
 
@@ -37,6 +38,11 @@ class FedMuscle(Strategy):
             else:
                 replies = self.ask("align", {**shared, "next": {"rows": following}}, each, to=list(Z))
 
+    def check(self, name: str, reply: Reply) -> None:
+        """Rows must be no longer than 1: they would drown all others."""
+        if public := reply.records.get("public"):
+            bounds.representations(public["z"], unit=True)
+
     def exchanges(self, server_round: int) -> list[Tensor]:
         """The public rows [K] of each exchange: T epochs in an order of their own, whole steps of B only."""
         params = self.params
@@ -47,17 +53,13 @@ class FedMuscle(Strategy):
         return [rows for epoch in epochs for rows in epoch[:whole].split(sizes["K"])]
 
     def representations(self, replies: dict[str, Reply], rows: Tensor) -> dict[str, Tensor]:
-        """z^n by participant; without those that encoded other rows, as theirs would be no positives, or that sent rows
-        longer than 1, which would drown all others."""
+        """z^n by participant; without those that encoded other rows, as theirs would be no positives."""
         Z, refused = {}, {}
         for name, reply in replies.items():
-            z = reply.records["public"]["z"]
-            if not torch.equal(reply.records["public"]["rows"], rows):
-                refused[name] = "it encoded other public rows than it was asked to"
-            elif z.norm(dim=1).max() > 1 + 1e-3:
-                refused[name] = "its representations are longer than 1"
+            if torch.equal(reply.records["public"]["rows"], rows):
+                Z[name] = reply.records["public"]["z"]
             else:
-                Z[name] = z
+                refused[name] = "it encoded other public rows than it was asked to"
         for name, reason in refused.items():
             self.leave_out("align", name, reason)
         self.need(min(self.settings.min_participants, len(replies)), len(Z), "align", refused)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from strategies import bounds
 from strategies.average import Average, Tensors
 from strategies.base import Reply
 
@@ -32,6 +33,12 @@ class FedProto(Average):
 
     def train_round(self, server_round: int) -> None:
         self.aggregate(self.ask("train", each=self.content(self.chosen)))
+
+    def check(self, name: str, reply: Reply) -> None:
+        """Prototypes must be means of representations of its own samples."""
+        if prototypes := reply.records.get(self.travels):
+            bounds.counts(prototypes["counts"], reply.num_examples)
+            bounds.representations(prototypes["means"], self.scenario.by_name[name].unit)
 
     def aggregate(self, replies: Mapping[str, Reply]) -> None:
         """C̄ of each group."""

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from strategies import bounds
 from strategies.average import ByLabelSet
-from strategies.base import Content
+from strategies.base import Content, Reply
 
 
 class SAGE(ByLabelSet):
@@ -22,6 +23,11 @@ class SAGE(ByLabelSet):
 
     Each participant counts with what it sent last, also in rounds that it is not drawn for.
     """
+
+    def check(self, name: str, reply: Reply) -> None:
+        """Probabilities must be such."""
+        if public := reply.records.get("public"):
+            bounds.probabilities(public["p"], self.scenario.by_name[name].task.name == "classification")
 
     def content(self, names: Sequence[str]) -> dict[str, Content]:
         found: dict[str, Content] = {}

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedapps import wire
 from simulations.in_process import run
 from tests.alike import ALONE, GROUP, TAGS, P, alike
+from tests.faults import lost, phase_of
 
 L = 24
 
@@ -40,3 +41,21 @@ def test_a_round_compares_the_grams_that_were_sent_of_its_rows(tmp_path: Path) -
     rows = [down[r][0]["next"]["rows"] for r in (1, 2, 3)]
     assert all(len(set(found.tolist())) == L and found.max() < P for found in rows)
     assert not torch.equal(rows[0], rows[1]) and not torch.equal(rows[1], rows[2])  # drawn anew
+
+
+def test_after_a_skipped_round_the_mean_is_still_held_against_the_rows_that_it_is_of(tmp_path: Path) -> None:
+    """Nobody answers in round 2: in round 3 there is the mean of what was sent in round 1, of the rows named there."""
+    down: dict[int, dict[str, dict[str, Tensor]]] = {}
+
+    def look(message, reply):  # type: ignore[no-untyped-def]
+        server_round, phase = phase_of(message)
+        if phase != "train":
+            return reply
+        records = wire.records_of(message.content, "*")
+        down[server_round] = {key: wire.unpack(value) for key, value in records.items() if key != "config"}
+        return lost(message) if server_round == 2 else reply
+
+    run(alike(tmp_path, algo="fedhenn", **{"num-server-rounds": 4}), tamper=look)
+    assert torch.equal(down[3]["target"]["K"], down[2]["target"]["K"])
+    assert torch.equal(down[3]["rows"]["rows"], down[1]["next"]["rows"])
+    assert torch.equal(down[4]["rows"]["rows"], down[3]["next"]["rows"])
