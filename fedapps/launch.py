@@ -133,7 +133,7 @@ def follow(line: list[str], show: Callable[[str], None]) -> int:
     flwr = shutil.which("flwr", path=env["PATH"])
     if flwr is None:
         raise UserError("there is no `flwr` command beside this Python; install the app with `pip install -e .`")
-    with writing("FLWR_HOME", home):
+    with writing("FLWR_HOME", home, "; name another with FLWR_HOME=<folder> in the environment"):
         home.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(

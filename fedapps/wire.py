@@ -170,8 +170,8 @@ def _expected(
 
 
 def check_metrics(metrics: Any, allowed: Iterable[str], required: Iterable[str] = ("num-examples",)) -> None:
-    """Raise ``WireError`` unless ``metrics`` are single numbers of allowed names, in float32's range so that sums of them
-    are finite too; counts must be such, and seconds not below 0.
+    """Raise ``WireError`` unless ``metrics`` are single numbers of allowed names, in float32's range, so that sums of
+    them are finite too; counts must be such, and seconds not below 0.
 
     Names are part of the contract, and a list is refused: either could carry labels or samples.
     """

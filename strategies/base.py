@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -32,8 +32,16 @@ from fedapps.state import Version
 Content = Mapping[str, Mapping[str, Tensor]]
 """Record name -> tensors by name."""
 
-PER_MESSAGE = 32
-"""Participants of one node that a message serves at most: so many models are in memory at once."""
+K = TypeVar("K")
+
+PER_MESSAGE = 8
+"""Participants of one node that a message serves at most."""
+
+PULLED = 4
+"""Replies that are fetched at once at most: 32 models are in memory."""
+
+EXPIRED = (3, 4)
+"""Flower's error codes of a message, or of its reply, that is no more."""
 
 MOST_SAID = 500
 """Characters of an error that a participant may put into the records of a run."""
@@ -241,11 +249,10 @@ class Strategy(FlowerStrategy):
         if not new:
             return
         content = RecordDict({f"{wire.ALL}/{wire.CONFIG}": self.config([])})
-        ttl = self.settings.round_timeout
-        asked = [Message(content, node, "query.hello", ttl=ttl, group_id="0") for node in new]
-        for node, reply in zip(new, self.exchange(asked), strict=True):
-            if reply is None or reply.has_error():  # it may have gone; it is asked again as long as it is listed
-                log(WARNING, "a node did not answer: %s", _short(reply.error.reason if reply else None))
+        asked = {node: Message(content, node, "query.hello", ttl=self.ttl, group_id="0") for node in new}
+        for node, reply in self.exchange(asked):
+            if reply.has_error():  # it may have gone; it is asked again as long as it is listed
+                log(WARNING, "a node did not answer: %s", _short(reply.error.reason))
                 continue
             self.greeted.add(node)
             try:
@@ -337,9 +344,7 @@ class Strategy(FlowerStrategy):
         messages, sent = self.messages(phase, there, shared or {}, each or {})
         replies: dict[str, Reply] = {}
         failures = {name: "no node hosts it now" for name in asked if name not in there}
-        for served, message in zip(messages, self.exchange(messages.values()), strict=True):
-            if message is None:
-                continue
+        for served, message in self.exchange(messages):
             for name in served:
                 try:
                     reply = self.open(phase, name, message)
@@ -407,37 +412,41 @@ class Strategy(FlowerStrategy):
                 RecordDict(content),
                 self.nodes[names[0]],
                 message_type,
-                ttl=self.settings.round_timeout,
+                ttl=self.ttl,
                 group_id=str(self.round),
             )
         return messages, sent
+
+    @property
+    def ttl(self) -> float:
+        """Seconds that a message and its reply live. A reply that has come in time must not expire while others are
+        read; a message that nobody has begun by the deadline should soon be gone."""
+        return 1.25 * self.settings.round_timeout
 
     def together(self, asked: list[str]) -> Iterator[list[str]]:
         """Those of ``asked`` that one message serves: of one node, and not too many."""
         for node in sorted({self.nodes[name] for name in asked}):
             names = [name for name in asked if self.nodes[name] == node]
-            yield from (names[i : i + PER_MESSAGE] for i in range(0, len(names), PER_MESSAGE))
+            yield from _split(names, PER_MESSAGE)
 
-    def exchange(self, messages: Iterable[Message]) -> Iterator[Message | None]:
-        """Push messages and yield the reply to each, in their order; ``None`` where there is none by the deadline.
+    def exchange(self, messages: Mapping[K, Message]) -> Iterator[tuple[K, Message]]:
+        """Push messages and yield the replies, as they come until the deadline, by the keys of their messages.
 
-        Each is fetched when those before it have been dealt with, so that one at a time is in memory.
+        Few are fetched at a time, so that memory does not grow with the number of participants.
         """
-        deadline = time.monotonic() + self.settings.round_timeout
-        for message_id in list(self.grid.push_messages(messages)):
-            yield self.reply_to(message_id, deadline) if message_id else None  # Flower gives none where it failed
-
-    def reply_to(self, message_id: str, deadline: float) -> Message | None:
-        """The reply to one message, waited for until the deadline."""
-        started = time.monotonic()
-        while True:
-            for reply in self.grid.pull_messages([message_id]):
-                if reply.metadata.reply_to_message_id == message_id:
-                    self.alive(reply)
-                    return reply
-            if (now := time.monotonic()) >= deadline:
-                return None
-            time.sleep(min(max(0.02, 0.05 * (now - started)), 1.0))  # look often at first, then each second
+        ids = self.grid.push_messages(list(messages.values()))
+        waiting = {message_id: key for message_id, key in zip(ids, messages, strict=True) if message_id}
+        started, over = time.monotonic(), False
+        while waiting and not over:
+            waited = time.monotonic() - started
+            over = waited >= self.settings.round_timeout
+            for some in _split(list(waiting), PULLED):
+                for reply in self.grid.pull_messages(some):
+                    if (asked := reply.metadata.reply_to_message_id) in waiting:  # else it is here twice
+                        self.alive(reply)
+                        yield waiting.pop(asked), reply
+            if waiting and not over:
+                time.sleep(min(max(0.02, 0.05 * waited), 1.0))  # look often at first, then each second
 
     def alive(self, reply: Message) -> None:
         """``RunFailed`` if a process of Ray has died: Flower keeps giving it work, which fails at once."""
@@ -451,7 +460,8 @@ class Strategy(FlowerStrategy):
     def open(self, phase: str, name: str, message: Message) -> Reply:
         """One participant's part of a node's reply; ``WireError`` if anything about it is wrong."""
         if message.has_error():
-            raise wire.WireError(_short(message.error.reason))
+            gone = message.error.code in EXPIRED
+            raise wire.WireError(self.late() if gone else _short(message.error.reason))
         records = wire.records_of(message.content, name)
         if wire.ERROR in records:
             raise wire.WireError(_short(str(dict(records[wire.ERROR]).get("error"))))
@@ -496,8 +506,7 @@ class Strategy(FlowerStrategy):
         for name in asked:
             reply = replies.get(name)
             if reply is None:
-                late = f"no reply within {self.settings.round_timeout:.0f} s"
-                self.leave_out(phase, name, failures.setdefault(name, late))
+                self.leave_out(phase, name, failures.setdefault(name, self.late()))
                 continue
             self.compare_states(phase, name, reply)
             values: dict[str, Any] = {"bytes_up": reply.bytes_up, "bytes_down": sent[name]}
@@ -512,6 +521,9 @@ class Strategy(FlowerStrategy):
         if phase != "evaluate":
             metrics = self.means({name: reply.metrics for name, reply in replies.items()})
             self.run.row(self.round, phase, "mean", metrics=metrics, seconds=round(seconds, 3))
+
+    def late(self) -> str:
+        return f"no reply within {self.settings.round_timeout:.0f} s"
 
     def compare_states(self, phase: str, name: str, reply: Reply) -> None:
         """Say so if a participant did not begin from the personal state that it should have: it has lost that."""
@@ -565,6 +577,10 @@ class Strategy(FlowerStrategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Metrics go to the run folder, participant by participant."""
         return None
+
+
+def _split(items: list[str], size: int) -> Iterator[list[str]]:
+    return (items[i : i + size] for i in range(0, len(items), size))
 
 
 def _short(reason: str | None) -> str:

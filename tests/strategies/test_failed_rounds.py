@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -126,3 +127,80 @@ def test_a_run_folder_has_one_process_at_work(tiny: dict) -> None:
             use(*again)
     first.end("stopped")
     RunFolder(*again).end()
+
+
+class Late(InProcessGrid):
+    """A node's reply to a message of round 1 comes in round 2."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = {message_id: self.pushed.get(message_id) for message_id in message_ids}
+        held = {i for i, m in asked.items() if m is not None and m.metadata.group_id == "1" and _to_the_first(m)}
+        return super().pull_messages([message_id for message_id in asked if message_id not in held])
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        if any(message.metadata.group_id == "2" for message in messages):
+            super().pull_messages(list(self.pushed))  # it trains now, and its reply is fetched by nobody
+        return super().push_messages(messages)
+
+
+def _to_the_first(message: Message) -> bool:
+    return message.metadata.dst_node_id == 100 and message.metadata.message_type != "query.hello"
+
+
+def test_a_late_reply_is_not_read(tiny: dict) -> None:
+    tiny |= {"round-timeout": 1.0, "min-participants": 1}
+    main(Late(app, 2, run_config=tiny), Context(RUN_ID, 0, {}, RecordDict(), tiny))
+    path = Path(tiny["results-dir"], "r")
+    late = [(row["round"], row["participant"]) for row in read_rows(path / "metrics.jsonl") if "error" in row]
+    lost = run({**tiny, "run-name": "lost"}, tamper=lambda m, r: None if _in_round_1(m) and _to_the_first(m) else r)
+    assert late and {number for number, _ in late} == {1} and metrics(path) == metrics(lost)
+
+
+def _in_round_1(message: Message) -> bool:
+    return message.metadata.group_id == "1"
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_a_message_that_has_expired_is_a_late_reply(code: int, tiny: dict) -> None:
+    """Messages live for round-timeout; Flower then says so in words of its own."""
+    lives = set()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        lives.add(message.metadata.ttl)
+        if _in_round_1(message) and _to_the_first(message):
+            reply = Message(Error(code, "Error: Message Unavailable - The requested message"), reply_to=message)
+            reply.metadata.__dict__["_message_id"] = "e"
+        return reply
+
+    path = run({**tiny, "round-timeout": 77.0}, tamper=tamper)
+    told = {row["error"] for row in read_rows(path / "metrics.jsonl") if "error" in row}
+    assert told == {"no reply within 77 s"} and lives == {1.25 * 77}
+
+
+class Hanging(InProcessGrid):
+    """The first node never answers in round 1; replies of others are gone a second after they were asked for."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        found = []
+        for message_id in message_ids:
+            asked = self.pushed.get(message_id)
+            if asked is None or (_in_round_1(asked) and _to_the_first(asked)):
+                continue
+            if time.time() < asked.metadata.created_at + 1:
+                found += super().pull_messages([message_id])
+            else:
+                found.append(Message(Error(4, "expired"), reply_to=self.pushed.pop(message_id)))
+        return found
+
+
+def test_one_that_hangs_takes_nobody_with_it(tiny: dict) -> None:
+    """In time is what has come by the deadline, whoever is waited for meanwhile."""
+    tiny |= {"round-timeout": 2.0, "min-participants": 1}
+    main(Hanging(app, 3, run_config=tiny), Context(RUN_ID, 0, {}, RecordDict(), tiny))
+    late = {row["participant"] for row in read_rows(Path(tiny["results-dir"], "r", "metrics.jsonl")) if "error" in row}
+    assert late == set(hosted_by_the_first(tiny))
+
+
+def hosted_by_the_first(config: dict) -> list[str]:
+    return list(read(config)[1].by_name)[::3]
