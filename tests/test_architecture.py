@@ -1,6 +1,7 @@
 """The rules of the house: who may import whom, and what never appears in the tree."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,12 @@ def test_flowers_private_modules_are_used_by_the_in_process_grid_only() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flwr."):
                     assert node.module in public, f"{path}: {node.module}"
+
+
+def test_the_tests_that_the_documents_name_exist() -> None:
+    """A table of faults that names a test which is gone promises what nobody checks."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    known = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8"))
+    assert len(named) > 60 and set(named) <= known, sorted(set(named) - known)

@@ -204,3 +204,32 @@ def test_one_that_hangs_takes_nobody_with_it(tiny: dict) -> None:
 
 def hosted_by_the_first(config: dict) -> list[str]:
     return list(read(config)[1].by_name)[::3]
+
+
+class Restarted(InProcessGrid):
+    """After round 1 the first node comes back under another id, with another version of the code."""
+
+    def __init__(self, config: dict) -> None:
+        super().__init__(app, 2, run_config=config, tamper=self.deliver)
+        self.contexts[102] = self.contexts[100]
+        self.tested = False
+
+    def deliver(self, message: Message, reply: Message) -> Message:
+        self.tested |= message.metadata.message_type == "evaluate"
+        if message.metadata.message_type == "query.hello" and message.metadata.dst_node_id == 102:
+            reply.content["config"]["code-hash"] = "0" * 64
+        return reply
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [101, 102] if self.tested else [100, 101]
+
+
+def test_a_node_that_comes_back_with_other_code_is_left_out(tiny: dict, caplog: pytest.LogCaptureFixture) -> None:
+    """At the start it would end the run; in the middle it must not."""
+    tiny |= {"min-participants": 1}
+    main(Restarted(tiny), Context(RUN_ID, 0, {}, RecordDict(), tiny))
+    path, names = Path(tiny["results-dir"], "r"), list(read(tiny)[1].by_name)
+    assert json.loads((path / "run.json").read_text())["status"] == "finished"
+    out = {(r["round"], r["participant"], r["error"]) for r in read_rows(path / "metrics.jsonl") if "error" in r}
+    assert out == {(r, name, "no node hosts it now") for r in (2, 3) for name in names[::2]}
+    assert "a node that has come is left out: the node on" in caplog.text and "runs other code" in caplog.text
