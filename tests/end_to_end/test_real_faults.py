@@ -73,6 +73,23 @@ def test_a_dead_ray_process_ends_the_run_which_can_go_on(
     assert metrics(tmp_path / "r") == metrics(whole)
 
 
+RAISING = FUSE.replace("os._exit(1)", "1 / 0")
+
+
+@pytest.mark.slow
+def test_participants_that_raise_in_ray_are_told_at_once(flower: Flower, tmp_path: Path) -> None:
+    """Every one of them: the round is skipped, and after three of these the run ends, with the reason."""
+    fuse, scenario = tmp_path / "fuse", tmp_path / "scenario.yaml"
+    (tmp_path / "fuse.py").write_text(RAISING)
+    scenario.write_text(SCENARIO.replace("FILE", str(fuse)))
+    fuse.touch()
+    flower.env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = flower.call("fedapps", "run", "algo=local", f"scenario={scenario}", f"results-dir={tmp_path}", "run-name=r")
+    assert done.returncode == 1, done.stdout + done.stderr
+    reason = json.loads((tmp_path / "r" / "run.json").read_text())["reason"]
+    assert reason.startswith("round 3, train: 0 good replies") and "image-0: ZeroDivisionError" in reason
+
+
 STRAGGLER = """
 description: two participants, of whom one has an encoder that sleeps while there is a file of the name that it is given
 dim: 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,20 +50,34 @@ def none_of_any_class(reply: Reply, record: str, counts: str = "counts") -> Repl
     return replace(reply, records={**reply.records, record: {**content, counts: torch.zeros_like(content[counts])}})
 
 
+def answered(strategy: Strategy, replies: dict[str, Reply], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another round, in which these replies come."""
+
+    def ask(*_: Any, into: Callable[[str, Reply], None] | None = None, **__: Any) -> dict[str, Reply]:
+        for name, reply in replies.items() if into else ():
+            into(name, reply)  # type: ignore[misc]
+        return replies
+
+    monkeypatch.setattr(strategy, "ask", ask)
+    strategy.chosen = list(replies)
+    strategy.train_round(2)
+
+
 @pytest.mark.parametrize(("algo", "options"), [*((algo, {}) for algo in AVERAGES), *(("fedcola", o) for o in COLA)])
-def test_replies_without_samples_change_nothing(algo: str, options: dict[str, Any], tmp_path: Path) -> None:
-    strategy: Any
+def test_replies_without_samples_change_nothing(
+    algo: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     strategy, replies = after_a_round(algo, tmp_path, **options)
     if algo == "fedproto":  # which weighs by class
         replies = {name: none_of_any_class(reply, "prototypes") for name, reply in replies.items()}
     replies = {name: different(reply) for name, reply in replies.items()}
     save_tree(tmp_path / "before", strategy.state_dict())
-    strategy.aggregate(replies)
+    answered(strategy, replies, monkeypatch)
     save_tree(tmp_path / "after", strategy.state_dict())
     assert (tmp_path / "before").read_bytes() == (tmp_path / "after").read_bytes()
     counting = {name: replace(reply, num_examples=1) for name, reply in replies.items()}
     if algo != "fedproto":
-        strategy.aggregate(counting)
+        answered(strategy, counting, monkeypatch)
         save_tree(tmp_path / "counted", strategy.state_dict())
         assert (tmp_path / "before").read_bytes() != (tmp_path / "counted").read_bytes()
 
