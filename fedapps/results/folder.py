@@ -157,11 +157,14 @@ def read_about(path: Path) -> dict[str, Any]:
 def read_rows(path: Path) -> list[Row]:
     """The rows of a ``metrics.jsonl``; values that are not finite numbers are left out, and so is a last line
     that was cut off by a crash. UserError if it is damaged otherwise."""
-    rows = [{key: value for key, value in row.items() if value is not None} for row in _lines(path)]
-    for row in rows:
-        if "metrics" in row:
-            row["metrics"] = {name: value for name, value in row["metrics"].items() if value is not None}
-    return rows
+    return [_without_nulls(row) for row in _lines(path)]
+
+
+def _without_nulls(row: Row) -> Row:
+    row = {key: value for key, value in row.items() if value is not None}
+    if "metrics" in row:
+        row["metrics"] = {name: value for name, value in row["metrics"].items() if value is not None}
+    return row
 
 
 def _lines(path: Path) -> list[Row]:
@@ -203,6 +206,7 @@ class RunFolder:
         check_run_folder(settings, scenario)
         self.path = run_path(settings)
         self.checkpoint = Store(self.path / "checkpoint")
+        self.newest: list[Row] = []  # the rows of the round that is going on
         self._metrics = self.path / "metrics.jsonl"
         about = {
             "status": "running",
@@ -251,6 +255,9 @@ class RunFolder:
         line = dumps({"round": server_round, "phase": phase, "participant": participant, **values})
         with self.writing(), self._metrics.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+        if self.newest and self.newest[-1]["round"] != server_round:
+            self.newest = []
+        self.newest.append(_without_nulls(json.loads(line)))
 
     def rows(self) -> list[Row]:
         return read_rows(self._metrics)

@@ -29,7 +29,7 @@ class Progress:
         self.run.row(server_round, "round", "server", seconds=round(now - self.last, 3))
         spent, self.last = now - self.started, now
         left = spent / (server_round - self.first + 1) * (self.num_rounds - server_round)
-        rows = [row for row in self.run.rows() if row["round"] == server_round and row["phase"] == "evaluate"]
+        rows = [row for row in self.run.newest if row["phase"] == "evaluate"]
         shown = " · ".join(self._figures(rows)) or "no test"
         log(INFO, "[round %d/%d] %s · %.0f s, %.0f s to go", server_round, self.num_rounds, shown, spent, left)
 

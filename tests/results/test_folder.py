@@ -153,3 +153,17 @@ def test_progress_of_a_run_that_diverged(tiny: dict) -> None:
     progress = Progress(run, scenario, 2, 1)
     assert progress._figures(read_rows(run.path / "metrics.jsonl")) == ["text accuracy 4.00"]
     progress.round_done(1)
+
+
+def test_a_run_in_progress_remembers_the_rows_of_its_round_alone(tiny: dict) -> None:
+    """What it needs must not grow with the rounds: the file was read and checked anew after each of them once."""
+    folder = RunFolder(*read({**tiny, "algo": "local"}))
+    for server_round in (1, 2):
+        for name in ("image-0", "mean"):
+            folder.row(server_round, "evaluate", name, metrics={"accuracy": 5.0, "loss": float("nan")})
+    metrics = {"accuracy": 5.0}
+    assert folder.newest == [
+        {"round": 2, "phase": "evaluate", "participant": name, "metrics": metrics} for name in ("image-0", "mean")
+    ]
+    assert [row["round"] for row in folder.rows()] == [1, 1, 2, 2]
+    folder.end()
