@@ -23,18 +23,19 @@ Version = tuple[int, int]
 
 
 def save_tree(path: Path, tree: Any, run: str = "") -> None:
-    """Write nested dicts, lists, tensors and plain values (a module's or optimiser's state dict) to ``path``, with a
-    checksum of the tensors and the id of the run that they are of.
+    """Write nested dicts, lists, tensors and plain values (a module's or optimiser's state dict) to ``path``, with the
+    id of the run that they are of, and a checksum of all of it.
 
     The file appears whole or not at all.
     """
     tensors: dict[str, torch.Tensor] = {}
     plan = _split(tree, tensors)
-    about = json.dumps({"tree": plan, "run": run, "crc32": _checksum(tensors.values())})
+    about = json.dumps({"tree": plan, "run": run})
+    metadata = {"about": about, "crc32": str(_checksum(about, tensors.values()))}
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
-        save_file(tensors, part, metadata={"about": about})
+        save_file(tensors, part, metadata=metadata)
         put(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -44,12 +45,15 @@ def load_tree(path: Path, run: str | None = None) -> Any:
     """What ``save_tree`` wrote, on the CPU; SafetensorError or ValueError if the file is damaged, or of another run
     than ``run``."""
     with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["about"])
+        metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    text = metadata.get("about", "")
+    names = [str(i) for i in range(len(tensors))]
+    if set(tensors) != set(names) or metadata.get("crc32") != str(_checksum(text, map(tensors.__getitem__, names))):
+        raise ValueError("it is damaged, or of another version: its checksum is wrong")
+    about = json.loads(text)
     if run not in (None, about["run"]):
         raise ValueError("it is of an earlier run of this name")
-    if _checksum(tensors[str(i)] for i in range(len(tensors))) != about["crc32"]:
-        raise ValueError("it is damaged: its checksum is wrong")
     return _join(about["tree"], tensors)
 
 
@@ -62,9 +66,10 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from leaves(value, f"{path}/{key}" if path else str(key))
 
 
-def _checksum(tensors: Iterable[torch.Tensor]) -> int:
-    crc = 0
+def _checksum(about: str, tensors: Iterable[torch.Tensor]) -> int:
+    crc = zlib.crc32(about.encode())
     for tensor in tensors:
+        crc = zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode(), crc)
         crc = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc
 
@@ -134,7 +139,7 @@ class Store:
         for version in versions:
             try:
                 return version, load_tree(self.path(version), self.run)
-            except (OSError, SafetensorError, KeyError, ValueError) as error:
+            except (OSError, SafetensorError, ValueError) as error:
                 log(WARNING, "%s is passed over: %s", self.path(version), error)
         return None
 
@@ -145,9 +150,8 @@ class Store:
 
     def save(self, version: Version, tree: Any) -> None:
         """Write one version; raises OSError or SafetensorError, and then those before it are still there."""
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if not _FILE.match(path.name):  # half a file, of a process that was killed while it wrote
-                path.unlink(missing_ok=True)
+        for half in self.folder.glob("*.part"):  # of a process that was killed while it wrote
+            half.unlink(missing_ok=True)
         for later in self.versions():  # left by an interrupted run that is being repeated
             if later > version:
                 self.path(later).unlink()
