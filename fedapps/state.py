@@ -31,7 +31,7 @@ def save_tree(path: Path, tree: Any, run: str = "") -> None:
     tensors: dict[str, torch.Tensor] = {}
     plan = _split(tree, tensors)
     about = json.dumps({"tree": plan, "run": run})
-    metadata = {"about": about, "crc32": str(_checksum(about, tensors.values()))}
+    metadata = {"about": f"{_checksum(about, tensors.values())} {about}"}  # one entry: the order of two may vary
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
@@ -47,9 +47,9 @@ def load_tree(path: Path, run: str | None = None) -> Any:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    text = metadata.get("about", "")
+    crc, _, text = metadata.get("about", "").partition(" ")
     names = [str(i) for i in range(len(tensors))]
-    if set(tensors) != set(names) or metadata.get("crc32") != str(_checksum(text, map(tensors.__getitem__, names))):
+    if set(tensors) != set(names) or crc != str(_checksum(text, map(tensors.__getitem__, names))):
         raise ValueError("it is damaged, or of another version: its checksum is wrong")
     about = json.loads(text)
     if run not in (None, about["run"]):
