@@ -17,7 +17,7 @@ from fedapps.settings import read
 from simulations.in_process import RUN_ID, InProcessGrid, run
 from strategies import base
 from tests.end_to_end.flower import metrics
-from tests.faults import phase_of
+from tests.faults import lost, phase_of
 
 ALL = "image-0 text-0 mm-0 mm-1"
 
@@ -190,3 +190,23 @@ def test_a_reply_to_no_message_is_not_read(local: dict) -> None:
     _, out = play(local, Unasked(app, 2, run_config=local))
     assert not out
     assert metrics(Path(local["results-dir"], "r")) == metrics(run({**local, "run-name": "whole"}))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_message_that_is_lost_is_of_those_that_it_serves(
+    size: int, local: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node's participants come in several messages; one of these fails, and how they are cut changes nothing else."""
+    whole = metrics(run({**local, "run-name": "whole"}, 1))
+    monkeypatch.setattr(base, "PER_MESSAGE", size)
+    assert metrics(run({**local, "run-name": "cut"}, 1)) == whole
+
+    def tamper(message: Message, reply: Message) -> Message:
+        names = [name for name in ALL.split() if f"{name}/metrics" in reply.content]
+        return lost(message) if phase_of(message) == (4, "train") and "text-0" in names else reply
+
+    rows = read_rows(run(local, 1, tamper=tamper) / "metrics.jsonl")
+    out = {(row["round"], row["participant"]) for row in rows if "error" in row}
+    assert out == {(4, name) for name in ALL.split()[: 3 if size == 3 else 2] if size == 3 or name == "text-0"}
+    got = metrics(Path(local["results-dir"], "r"))
+    assert all(got[key] == whole[key] for key in whole if key[2] in ALL and (key[0], key[2]) not in out)
