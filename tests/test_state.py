@@ -7,6 +7,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from fedapps import state
 from fedapps.state import Store, load_tree, save_tree
 
 
@@ -137,3 +138,15 @@ def test_what_others_put_into_its_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "r00001-s0001.part").write_bytes(b"half")
     Store(tmp_path).save((1, 1), {})
     assert {path.name for path in tmp_path.iterdir()} == {"lost+found", "notes.txt", "r00001-s0001.safetensors"}
+
+
+def test_a_version_that_cannot_be_written_again_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("full")
+
+    store = Store(tmp_path)
+    store.save((1, 1), {"at": 1})
+    monkeypatch.setattr(state, "save_file", full)
+    with pytest.raises(OSError, match="full"):
+        store.save((1, 1), {"at": 2})
+    assert store.load() == {"at": 1}
