@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,13 +61,18 @@ def put_text(path: Path, text: str) -> None:
     put(part, path)
 
 
-def lock(folder: Path, taken: str) -> IO[str]:
-    """A file in ``folder`` that is locked as long as it is open; ``UserError`` where another process has locked it."""
-    with writing("results-dir", folder):
+def lock(what: str, folder: Path, taken: str, patience: float = 0) -> IO[str]:
+    """A file in ``folder`` that is locked as long as it is open; ``UserError`` where another process has it locked for
+    longer than ``patience`` seconds."""
+    end = time.monotonic() + patience
+    with writing(what, folder):
         file = (folder / ".lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise UserError(f"{taken}; wait for its end, or stop it") from error
-    return file
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            except BlockingIOError as error:
+                if time.monotonic() >= end:
+                    file.close()
+                    raise UserError(f"{taken}; wait for its end, or stop it") from error
+            time.sleep(0.1)

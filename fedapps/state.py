@@ -24,20 +24,20 @@ Version = tuple[int, int]
 
 
 def save_tree(path: Path, tree: Any, run: str = "") -> None:
-    """Write nested dicts, lists, tensors and plain values (a module's or optimiser's state dict) to ``path``, with a
-    checksum of the tensors and the id of the run that they are of.
+    """Write nested dicts, lists, tensors and plain values (a module's or optimiser's state dict) to ``path``, with the
+    id of the run that they are of, and a checksum of all of it.
 
     The file appears whole or not at all. Tensors of one dtype are one array in it: safetensors 0.8 loses some bytes of
     memory for each that it writes or reads, which adds up over hundreds of rounds.
     """
     parts: dict[str, list[torch.Tensor]] = {}
-    plan = _split(tree, parts)
+    about = json.dumps({"tree": _split(tree, parts), "run": run})
     flat = {dtype: torch.cat(some) for dtype, some in parts.items()}
-    about = json.dumps({"tree": plan, "run": run, "crc32": _checksum(flat)})
+    metadata = {"about": f"{_checksum(about, flat)} {about}"}  # one entry: the order of two may vary
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
-        save_file(flat, part, metadata={"about": about})
+        save_file(flat, part, metadata=metadata)
         put(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -49,11 +49,12 @@ def load_tree(path: Path, run: str | None = None) -> Any:
     data = path.read_bytes()
     flat = load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about = json.loads(header["__metadata__"]["about"])
+    crc, _, text = header.get("__metadata__", {}).get("about", "").partition(" ")
+    if crc != str(_checksum(text, flat)):
+        raise ValueError("it is damaged, or of another version: its checksum is wrong")
+    about = json.loads(text)
     if run not in (None, about["run"]):
         raise ValueError("it is of an earlier run of this name")
-    if _checksum(flat) != about["crc32"]:
-        raise ValueError("it is damaged: its checksum is wrong")
     return _join(about["tree"], flat, dict.fromkeys(flat, 0))
 
 
@@ -66,10 +67,11 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from leaves(value, f"{path}/{key}" if path else str(key))
 
 
-def _checksum(flat: Mapping[str, torch.Tensor]) -> int:
-    crc = 0
+def _checksum(about: str, flat: Mapping[str, torch.Tensor]) -> int:
+    crc = zlib.crc32(about.encode())
     for dtype in sorted(flat):
-        crc = zlib.crc32(flat[dtype].view(torch.uint8).numpy().data, crc)
+        crc = zlib.crc32(dtype.encode(), crc)
+        crc = zlib.crc32(flat[dtype].reshape(-1).view(torch.uint8).numpy().data, crc)
     return crc
 
 
@@ -142,7 +144,7 @@ class Store:
         for version in versions:
             try:
                 return version, load_tree(self.path(version), self.run)
-            except (OSError, SafetensorError, KeyError, ValueError) as error:
+            except (OSError, SafetensorError, ValueError) as error:
                 log(WARNING, "%s is passed over: %s", self.path(version), error)
         return None
 
@@ -154,7 +156,7 @@ class Store:
     def save(self, version: Version, tree: Any) -> None:
         """Write one version; raises OSError or SafetensorError, and then those before it are still there."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if not _FILE.match(path.name):  # half a file, of a process that was killed while it wrote
+            if path.suffix == ".part" or path.name.startswith(".tmp"):  # of a process that was killed while it wrote
                 path.unlink(missing_ok=True)
         for later in self.versions():  # left by an interrupted run that is being repeated
             if later > version:

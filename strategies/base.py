@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from logging import INFO, WARNING
 from typing import Any, TypeVar
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -19,7 +20,7 @@ from torch import Tensor
 from fedapps import wire
 from fedapps.code_hash import code_hash, folder
 from fedapps.contract import Contract
-from fedapps.errors import RoundFailed, RunFailed
+from fedapps.errors import RoundFailed, RunFailed, UserError
 from fedapps.holdings import Holdings
 from fedapps.methods import method
 from fedapps.results.folder import RunFolder
@@ -42,6 +43,9 @@ PULLED = 4
 
 EXPIRED = (3, 4)
 """Flower's error codes of a message, or of its reply, that is no more."""
+
+HELLO = 30.0
+"""Seconds that a round waits for a node that has come to say whom it hosts; one that takes longer is met later."""
 
 MOST_SAID = 500
 """Characters of an error that a participant may put into the records of a run."""
@@ -92,7 +96,8 @@ class Strategy(FlowerStrategy):
         self.examples: dict[str, int] = {}  # participant -> its number of training samples
         self.classes: dict[str, int] = {}  # participant -> number of classes of its task, 0 where it has none
         self.labels: dict[str, str] = {}  # participant -> a hash of its classes' names
-        self.greeted: set[int] = set()
+        self.greeted: dict[int, list[str]] = {}  # node -> the participants that it hosts, as it has said
+        self.hellos: dict[str, int] = {}  # message id -> the node that is asked for that
         self.chosen: list[str] = []  # participants of this round
         self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
         self.failed: set[str] = set()  # participants that have failed in this round
@@ -156,8 +161,8 @@ class Strategy(FlowerStrategy):
         failed = 0
         for self.round in range(done + 1, num_rounds + 1):
             self.step, self.evaluated, self.failed = 0, {}, set()
-            self.meet()
             self.chosen = self.sample()
+            self.gather()
             try:
                 self.train_round(self.round)
                 failed = 0
@@ -178,16 +183,25 @@ class Strategy(FlowerStrategy):
         """Load the last checkpoint if asked; the number of rounds that are done, ``None`` where all is to be done."""
         if not self.settings.resume:
             return None
-        found = self.run.checkpoint.newest()
-        if found is None:
+        if not self.run.checkpoint.versions() and not any(row["round"] > 0 for row in self.run.rows()):
             self.run.rewind(-1)
             return None
-        (done, _), state = found
+        (done, _), state = self.checkpoint()
         self.load_state_dict(state)
         self.states = state.get("states", {})
         self.run.rewind(done)
         log(INFO, "resuming after round %d", done)
         return done
+
+    def checkpoint(self) -> tuple[Version, Any]:
+        """The last one, with its version; what a run has done is not thrown away where there is none."""
+        found = self.run.checkpoint.newest()
+        if found is None:
+            raise UserError(
+                f"resume: {self.run.path} has rounds, but no checkpoint of them can be read: it cannot go on; choose "
+                "another run-name, and start anew"
+            )
+        return found
 
     def skip(self, error: RoundFailed, failed: int) -> None:
         """Take back what a failed round has changed here; ``RunFailed`` if it is one too many in a row."""
@@ -196,9 +210,7 @@ class Strategy(FlowerStrategy):
             raise RunFailed(f"{error}; failed rounds in a row: {failed}, max-failed-rounds is {most}") from error
         log(WARNING, "%s; the round is skipped", error)
         self.run.row(self.round, "train", "server", error=str(error))
-        found = self.run.checkpoint.newest()
-        assert found is not None  # there is one before the first round
-        self.load_state_dict(found[1])
+        self.load_state_dict(self.checkpoint()[1])
 
     def evaluate_round(self) -> None:
         """Test every participant that the round has not tested yet, and the server."""
@@ -224,37 +236,56 @@ class Strategy(FlowerStrategy):
 
     def wait_for_participants(self) -> None:
         """Meet nodes until every participant is hosted; ``RunFailed`` with the missing names at the deadline."""
-        end = time.monotonic() + self.settings.round_timeout
-        told = 0.0
-        self.meet()
-        while missing := [name for name in self.scenario.by_name if name not in self.nodes]:
-            if time.monotonic() > end:
-                raise RunFailed(
-                    f"after {self.settings.round_timeout:.0f} s no node hosts {', '.join(missing)}; start a SuperNode "
-                    f"with --node-config 'participant=\"{missing[0]}\"', or raise round-timeout"
-                )
-            if time.monotonic() > told + 30:
-                log(INFO, "waiting for nodes that host %s", ", ".join(missing))
-                told = time.monotonic()
-            time.sleep(0.1)
-            self.meet()
+        everybody = list(self.scenario.by_name)
+        self.meet(0)
+        if missing := self.wait_for(everybody, len(everybody)):
+            raise RunFailed(
+                f"after {self.settings.round_timeout:.0f} s no node hosts {', '.join(missing)}; start a SuperNode "
+                f"with --node-config 'participant=\"{missing[0]}\"', or raise round-timeout"
+            )
         log(INFO, "%d participants on %d nodes", len(self.nodes), len(set(self.nodes.values())))
 
-    def meet(self) -> None:
-        """Shake hands with nodes that have come, forget those that have gone."""
+    def gather(self) -> None:
+        """Meet nodes until as many of this round's participants are hosted as it needs, or the deadline: they may be
+        away for a while, as when a network is down. With one missing, nodes that host nobody are asked once more."""
+        self.meet(HELLO)
+        if any(name not in self.nodes for name in self.scenario.by_name):
+            self.greeted = {node: names for node, names in self.greeted.items() if names}
+            self.meet(HELLO)
+        self.wait_for(self.chosen, min(self.settings.min_participants, len(self.chosen)))
+
+    def wait_for(self, names: list[str], least: int) -> list[str]:
+        """Meet nodes until they host ``least`` of some participants, or the deadline; those that no node hosts."""
+        started, told = time.monotonic(), -math.inf
+        while len(missing := [name for name in names if name not in self.nodes]) > len(names) - least:
+            waited = time.monotonic() - started
+            if waited > self.settings.round_timeout:
+                break
+            if waited > told + 30:
+                log(INFO, "waiting for nodes that host %s", ", ".join(missing))
+                told = waited
+            time.sleep(0.1)
+            self.meet(0)
+        return missing
+
+    def meet(self, patience: float) -> None:
+        """Shake hands with nodes that have come, forget those that have gone.
+
+        Nobody waits longer than ``patience`` seconds for one that has come to answer; it is met when it does.
+        """
         present = set(self.grid.get_node_ids())
-        self.nodes = {name: node for name, node in self.nodes.items() if node in present}
-        self.greeted &= present
-        new = sorted(present - self.greeted)
-        if not new:
-            return
+        self.greeted = {node: names for node, names in self.greeted.items() if node in present}
+        self.nodes = {name: node for node, names in self.greeted.items() for name in names}  # of two the newer
+        self.hellos = {message_id: node for message_id, node in self.hellos.items() if node in present}
         content = RecordDict({f"{wire.ALL}/{wire.CONFIG}": self.config([])})
+        new = sorted(present - set(self.greeted) - set(self.hellos.values()))
         asked = {node: Message(content, node, "query.hello", ttl=self.ttl, group_id="0") for node in new}
-        for node, reply in self.exchange(asked):
+        self.hellos |= self.push(asked)
+        for node, reply in self.pull(self.hellos, min(patience, self.settings.round_timeout) if new else 0):
             if reply.has_error():  # it may have gone; it is asked again as long as it is listed
                 log(WARNING, "a node did not answer: %s", _short(reply.error.reason))
                 continue
-            self.greeted.add(node)
+            self.greeted[node] = []
             try:
                 self.welcome(node, reply.content)
             except RunFailed as error:
@@ -269,10 +300,10 @@ class Strategy(FlowerStrategy):
         if wire.CONFIG not in content.config_records:
             raise RunFailed("a node answered the first message with something else; it runs another app")
         about = content.config_records[wire.CONFIG]
-        host = str(about["host"])
-        if about["code-hash"] != code_hash():
+        host = str(about.get("host", "an unknown host"))
+        if about.get("code-hash") != code_hash():
             raise RunFailed(
-                f"the node on {host} runs other code, from {about['code-folder']!s}, than the server, from "
+                f"the node on {host} runs other code, from {about.get('code-folder')!s}, than the server, from "
                 f"{folder('fedapps').parent}; install the same version on both, or, in simulation, stop the local "
                 "SuperLink that was started with the other"
             )
@@ -282,13 +313,18 @@ class Strategy(FlowerStrategy):
         counts: Any = about["num-examples"]
         classes: Any = about["num-classes"]
         labels: Any = about["label-sets"]
-        for name, count, number, label_set in zip(names, counts, classes, labels, strict=True):
+        hosted = list(zip(names, counts, classes, labels, strict=True))
+        for name, _, number, label_set in hosted:  # all of them, before any is taken up
             if name not in self.scenario.by_name:
                 raise RunFailed(f"the node on {host} hosts '{name}', which is not in scenario {self.scenario.name}")
             if name in self.nodes and self.round == 0:
                 raise RunFailed(f"two nodes host {name}; give each SuperNode its own participant")
+            if self.round > 0 and (number, label_set) != (self.classes[name], self.labels[name]):
+                raise RunFailed(f"the data of {name} on {host} have other classes than at the start of the run")
+        for name, count, number, label_set in hosted:
             self.examples[name], self.classes[name], self.labels[name] = count, number, label_set
             self.nodes[name] = node  # later the newest counts: a restarted node may still be listed by its old id
+            self.greeted[node].append(name)
             log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
 
     def sample(self) -> list[str]:
@@ -432,14 +468,29 @@ class Strategy(FlowerStrategy):
     def exchange(self, messages: Mapping[K, Message]) -> Iterator[tuple[K, Message]]:
         """Push messages and yield the replies, as they come until the deadline, by the keys of their messages.
 
+        A message that Flower does not take is answered by an error.
+        """
+        waiting = self.push(messages)
+        for key, message in messages.items():
+            if message.metadata.message_id not in waiting:
+                yield key, Message(Error(0, "its message could not be sent; its node may have gone"), reply_to=message)
+        yield from self.pull(waiting, self.settings.round_timeout)
+
+    def push(self, messages: Mapping[K, Message]) -> dict[str, K]:
+        """Push messages; the keys of those that Flower has taken by message id. It says nothing of the others."""
+        taken = set(self.grid.push_messages(list(messages.values()))) - {""}
+        ids = {key: message.metadata.message_id for key, message in messages.items()}
+        return {message_id: key for key, message_id in ids.items() if message_id in taken}
+
+    def pull(self, waiting: dict[str, K], patience: float) -> Iterator[tuple[K, Message]]:
+        """Yield replies to messages as they come within ``patience`` seconds, and strike these off ``waiting``.
+
         Few are fetched at a time, so that memory does not grow with the number of participants.
         """
-        ids = self.grid.push_messages(list(messages.values()))
-        waiting = {message_id: key for message_id, key in zip(ids, messages, strict=True) if message_id}
         started, over = time.monotonic(), False
         while waiting and not over:
             waited = time.monotonic() - started
-            over = waited >= self.settings.round_timeout
+            over = waited >= patience
             for some in _split(list(waiting), PULLED):
                 for reply in self.grid.pull_messages(some):
                     if (asked := reply.metadata.reply_to_message_id) in waiting:  # else it is here twice

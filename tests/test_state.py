@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 
+from fedapps import state
 from fedapps.state import Store, load_tree, save_tree
 
 
@@ -106,3 +108,45 @@ def test_a_damaged_version_is_passed_over(tmp_path: Path) -> None:
     store.path((2, 1)).write_bytes(store.path((2, 1)).read_bytes()[:700])
     version, tree = store.newest() or (None, None)
     assert version == (1, 1) and tree["w"][0] == 1.0
+
+
+def test_any_wrong_bit_is_noticed(tmp_path: Path) -> None:
+    """Also one in the names, the plain values, the types and the shapes."""
+    path = tmp_path / "a.safetensors"
+    save_tree(path, {"w": torch.ones(2), "n": torch.arange(2), "lr": 0.5, "steps": [1, None]}, "run")
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        with pytest.raises((SafetensorError, ValueError)):
+            load_tree(path, "run")
+
+
+@pytest.mark.parametrize("metadata", [None, {"about": '{"tree": {"dict": []}, "run": "", "crc32": 0}'}])
+def test_a_file_of_another_version_is_passed_over(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save((1, 1), {"at": 1})
+    save_file({"0": torch.ones(1)}, store.path((2, 1)), metadata=metadata)
+    assert store.newest() == ((1, 1), {"at": 1})
+
+
+def test_what_others_put_into_its_folder_is_left_alone(tmp_path: Path) -> None:
+    """Only halves of its own files are removed; a folder there does not keep it from writing."""
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "notes.txt").write_text("kept")
+    (tmp_path / "r00001-s0001.part").write_bytes(b"half")
+    Store(tmp_path).save((1, 1), {})
+    assert {path.name for path in tmp_path.iterdir()} == {"lost+found", "notes.txt", "r00001-s0001.safetensors"}
+
+
+def test_a_version_that_cannot_be_written_again_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("full")
+
+    store = Store(tmp_path)
+    store.save((1, 1), {"at": 1})
+    monkeypatch.setattr(state, "save_file", full)
+    with pytest.raises(OSError, match="full"):
+        store.save((1, 1), {"at": 2})
+    assert store.load() == {"at": 1}

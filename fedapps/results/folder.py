@@ -95,7 +95,7 @@ def check_run_folder(settings: Settings, scenario: Scenario) -> None:
         if not os.path.isfile(path / "run.json"):
             raise UserError(f"resume: there is no run folder {path}")
         _check_same_run(read_about(path), settings, scenario)
-        lock(path, f"resume: {path}: this run is still going on").close()
+        lock("results-dir", path, f"resume: {path}: this run is still going on").close()
         with writing("results-dir", path):
             try_folder(path)
         return
@@ -237,7 +237,7 @@ class RunFolder:
                 self.about = about
                 self._metrics.touch()
             self.id = str(self.about.get("id", ""))
-            self._lock = lock(self.path, f"run-name: {self.path}: another process writes there")
+            self._lock = lock("results-dir", self.path, f"run-name: {self.path}: another process writes there")
             write_json(self.path / "run.json", self.about)
 
     def writing(self) -> AbstractContextManager[None]:
@@ -248,7 +248,8 @@ class RunFolder:
     def rewind(self, server_round: int) -> None:
         """Drop the rows of rounds after ``server_round``: they are about to be made again."""
         rows = [row for row in _lines(self._metrics) if row["round"] <= server_round]
-        put_text(self._metrics, "".join(dumps(row) + "\n" for row in rows))
+        with self.writing():
+            put_text(self._metrics, "".join(dumps(row) + "\n" for row in rows))
 
     def row(self, server_round: int, phase: str, participant: str, **values: Any) -> None:
         """Append one event to ``metrics.jsonl``."""

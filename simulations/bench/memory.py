@@ -147,7 +147,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the run, memory.csv and memory.png")
     args = parser.parse_args()
     try:
-        return bench(args.words, args.out.absolute())
+        return bench(args.words, args.out.resolve())  # as the system names the files that are open
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -39,7 +39,7 @@ def compare(words: Sequence[str], out: Path | None = None) -> int:
     for what, folder in (("results-dir", plan.folder), ("out", out)):
         with writing(what, folder):
             folder.mkdir(parents=True, exist_ok=True)
-    with lock(plan.folder, f"{plan.folder}: another comparison is at work there") as held:
+    with lock("results-dir", plan.folder, f"{plan.folder}: another comparison is at work there") as held:
         failed = run_cells(plan, held.fileno())
     report = Report(plan, gather(plan, failed), failed, gather_coalitions(plan, failed))
     report.show(Console(width=None if sys.stdout.isatty() else 200))

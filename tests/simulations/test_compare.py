@@ -170,7 +170,7 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
     folder = read_plan(words).folder
     folder.mkdir()
     refused = pytest.raises(UserError, match="another comparison is at work there; wait for its end, or stop it")
-    with lock(folder, "taken"), refused:
+    with lock("results-dir", folder, "taken"), refused:
         compare(words)
 
 

@@ -1,5 +1,6 @@
 """Averages by hand, and what FedMRL's server does with them."""
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -191,3 +192,17 @@ def test_fedkd_cannot_be_continued_for_more_rounds(tiny: dict) -> None:
     run({**tiny, "algo": "fedkd", "scenario": "mrl-tiny"})
     with pytest.raises(UserError, match="num-server-rounds was 2 in that run and is 3 now"):
         run({**tiny, "algo": "fedkd", "scenario": "mrl-tiny", "num-server-rounds": 3, "resume": True})
+
+
+def test_models_are_let_go_as_soon_as_they_are_added(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, the server has the one that it is at."""
+    plain, seen, alive = RunningMean.add, list[weakref.ref[torch.Tensor]](), list[int]()
+
+    def add(self: RunningMean, state: Tensors, weight: float) -> None:
+        plain(self, state, weight)
+        seen.extend(weakref.ref(tensor) for tensor in state.values())
+        alive.append(sum(ref() is not None for ref in seen) - len(state))
+
+    monkeypatch.setattr(RunningMean, "add", add)
+    run({**tiny, "algo": "fedmrl", "scenario": "mrl-tiny", "num-server-rounds": 2})
+    assert len(alive) > 4 and not any(alive)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Error, Message, MetricRecord
 
 from fedapps import state
 from fedapps.errors import RunFailed, UserError
@@ -172,3 +172,20 @@ def test_a_disk_that_is_full_at_the_server_ends_the_run_with_one_line(limit: int
     )
     whole = metrics(run({**config, "run-name": "whole"}))
     assert metrics(run({**config, "resume": True})) == whole and not list(path.rglob("*.part")), what
+
+
+@pytest.mark.parametrize("told", [10**9, 1e30])
+def test_a_state_of_a_round_that_is_yet_to_come_is_said(told: float, tiny: dict) -> None:
+    """Whatever a participant says of it; the run goes on, and can be resumed."""
+
+    def boast(message: Message, reply: Message) -> Message:
+        if message.metadata.group_id == "2" and "image-0/metrics" in reply.content:
+            values = dict(reply.content["image-0/metrics"])
+            reply.content["image-0/metrics"] = MetricRecord({**values, "state-round": told, "state-kept": 0})
+        return reply
+
+    config = {**tiny, "algo": "local", "num-server-rounds": 2}
+    found = notes(run(config, tamper=boast))
+    assert [(r, who) for r, who, _ in found] == [(2, "image-0")]
+    path = run({**config, "num-server-rounds": 3, "resume": True})
+    assert (3, "train", "image-0") in metrics(path)
