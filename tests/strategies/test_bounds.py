@@ -140,3 +140,11 @@ def test_what_participants_send_is_within_bounds_also_without_scaling() -> None:
         bounds.gram(centred_gram(x), unit=True)
     with pytest.raises(WireError, match="further than 2000"):
         bounds.gram(centred_gram(1e6 * x), unit=False)
+
+
+def test_a_matrix_with_a_negative_eigenvalue_is_no_gram_matrix() -> None:
+    """Symmetric, of rows that sum to 0, and of a positive trace."""
+    u, v = torch.tensor([1.0, -1, 0, 0]), torch.tensor([0.0, 0, 1, -1])
+    bounds.gram(torch.outer(u, u) + torch.outer(v, v) / 2, unit=True)
+    with pytest.raises(WireError, match=NO_GRAM):
+        bounds.gram(torch.outer(u, u) - torch.outer(v, v) / 2, unit=True)

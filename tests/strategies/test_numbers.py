@@ -43,9 +43,10 @@ def test_test_samples_are_a_count(count: float, tmp_path: Path) -> None:
     assert errors(run(config_of("fd", tmp_path), tamper=saying("evaluate", **{"num-examples": count}))) == {"a-0"}
 
 
-def test_samples_are_a_whole_number(tmp_path: Path) -> None:
-    path = run(config_of("fml", tmp_path), tamper=saying("metrics", **{"num-examples": 12.5}))
-    assert errors(path) == {"a-0"}, "it was read as 12 once"
+@pytest.mark.parametrize("count", [12.5, 0])
+def test_samples_are_a_whole_number(count: float, tmp_path: Path) -> None:
+    path = run(config_of("fml", tmp_path), tamper=saying("metrics", **{"num-examples": count}))
+    assert errors(path) == {"a-0"}, "12.5 was read as 12 once, and no one that trains has none"
 
 
 def test_a_test_that_no_phase_ends_with_is_refused(tmp_path: Path) -> None:

@@ -189,3 +189,14 @@ def test_a_state_of_a_round_that_is_yet_to_come_is_said(told: float, tiny: dict)
     assert [(r, who) for r, who, _ in found] == [(2, "image-0")]
     path = run({**config, "num-server-rounds": 3, "resume": True})
     assert (3, "train", "image-0") in metrics(path)
+
+
+def test_a_state_that_is_a_round_old_is_said(tiny: dict) -> None:
+    """As from a backup; also when it is put there while the server is stopped."""
+    config, path = {**tiny, "algo": "local", "num-server-rounds": 2}, Path(tiny["results-dir"], "r")
+    run(config)
+    for name in ("image-0", "text-0"):
+        (path / "state" / name / "r00002-s0001.safetensors").unlink()
+    run({**config, "num-server-rounds": 3, "resume": True})
+    told = "its personal state before round 3 is gone; it went on from that of round 1"
+    assert notes(path) == [(3, "image-0", told), (3, "text-0", told)]
