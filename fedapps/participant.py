@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -190,4 +191,9 @@ class Participant:
 
 
 def _floats(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
+    """Plain numbers; ``UserError`` where one is not finite, as training has diverged then."""
+    found = {name: float(value) for name, value in metrics.items()}
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise UserError(f"training diverged: {name} is {value}; take a smaller learning rate")
+    return found

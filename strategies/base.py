@@ -503,9 +503,9 @@ class Strategy(FlowerStrategy):
         """``RunFailed`` if a process of Ray has died: Flower keeps giving it work, which fails at once."""
         if reply.has_error() and "ActorDied" in (reply.error.reason or ""):
             raise RunFailed(
-                "a process of the simulation died, most often because memory ran out; run again with resume=true "
-                f"run-name={self.run.path.name}, and with fewer at once, as --federation-config "
-                "'client-resources-num-cpus=2' has it"
+                "a process of the simulation died, most often because memory ran out; run again with "
+                f"{self.run.resuming}, and with fewer at once, as --federation-config 'client-resources-num-cpus=2' "
+                "has it"
             )
 
     def open(self, phase: str, name: str, message: Message) -> Reply:

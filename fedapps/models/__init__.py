@@ -95,7 +95,9 @@ def _own(path: str, modality: str, /, dim: int, **options: Any) -> Encoder:
     try:
         factory = getattr(import_module(module), function)
     except Exception as error:
-        raise UserError(f"model '{path}': {_told(error)}; expected module:function, importable from here") from error
+        raise UserError(
+            f"model '{path}': {_told(error)}; expected module:function, installed beside fedapps"
+        ) from error
     if not callable(factory):
         raise UserError(f"model '{path}' is no function but {factory!r}; expected module:function")
     try:

@@ -242,8 +242,12 @@ class RunFolder:
 
     def writing(self) -> AbstractContextManager[None]:
         """``UserError`` that says how to go on, where the disk is full or cannot be written any more."""
-        hint = f"; mend that, and run again with resume=true run-name={self.path.name}"
-        return writing("results-dir", self.path, hint)
+        return writing("results-dir", self.path, f"; mend that, and run again with {self.resuming}")
+
+    @property
+    def resuming(self) -> str:
+        """The words that continue this run."""
+        return f"resume=true run-name={self.path.name} results-dir={self.path.parent}"
 
     def rewind(self, server_round: int) -> None:
         """Drop the rows of rounds after ``server_round``: they are about to be made again."""

@@ -100,7 +100,9 @@ def test_a_dead_process_of_the_simulation_ends_the_run(tiny: dict) -> None:
             reply.metadata.__dict__["_message_id"] = "e"
         return reply
 
-    with pytest.raises(RunFailed, match=r"a process of the simulation died, .* resume=true run-name=r"):
+    with pytest.raises(
+        RunFailed, match=r"process of the simulation died, .* resume=true run-name=r results-dir=.*, and"
+    ):
         run(tiny, tamper=tamper)
     assert metrics(run({**tiny, "resume": True})) == metrics(run({**tiny, "run-name": "whole"}))
 
@@ -233,3 +235,9 @@ def test_a_node_that_comes_back_with_other_code_is_left_out(tiny: dict, caplog: 
     out = {(r["round"], r["participant"], r["error"]) for r in read_rows(path / "metrics.jsonl") if "error" in r}
     assert out == {(r, name, "no node hosts it now") for r in (2, 3) for name in names[::2]}
     assert "a node that has come is left out: the node on" in caplog.text and "runs other code" in caplog.text
+
+
+def test_training_that_diverges_is_told_with_what_helps(tiny: dict) -> None:
+    """Under FedAvg nothing is kept, and the loss is the first to tell."""
+    with pytest.raises(RunFailed, match=r"image-0: training diverged: .*; take a smaller learning rate"):
+        run({**tiny, "learning-rate": 1e30, "max-failed-rounds": 1})

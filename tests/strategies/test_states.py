@@ -168,7 +168,8 @@ def test_a_disk_that_is_full_at_the_server_ends_the_run_with_one_line(limit: int
     assert done.returncode == 1
     told = done.stderr.strip().splitlines()[-1]
     assert re.fullmatch(
-        r"fedapps.errors.UserError: results-dir: .*/r cannot be written: .*resume=true run-name=r", told
+        r"fedapps.errors.UserError: results-dir: .*/r cannot be written: .*resume=true run-name=r results-dir=.*runs",
+        told,
     )
     whole = metrics(run({**config, "run-name": "whole"}))
     assert metrics(run({**config, "resume": True})) == whole and not list(path.rglob("*.part")), what
