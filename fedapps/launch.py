@@ -69,6 +69,7 @@ def environment() -> dict[str, str]:
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     env.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     env.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+    env.setdefault("UV_CACHE_DIR", str(flwr_home() / "uv-cache"))  # of Flower's `uv sync`; HOME may not be writable
     env.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive as they are written
     return env
 

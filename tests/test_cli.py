@@ -215,7 +215,8 @@ def test_flwr_home_that_is_a_file(
     flwr("exit 0")
     (tmp_path / "flwr").touch()
     assert main(["run", TINY, "run-name=x"]) == 2
-    assert capsys.readouterr().err == f"error: FLWR_HOME: {tmp_path}/flwr cannot be written: File exists\n"
+    error = f"error: FLWR_HOME: {tmp_path}/flwr cannot be written: File exists; name another with FLWR_HOME=<folder> in"
+    assert capsys.readouterr().err == f"{error} the environment\n"
 
 
 def test_resume_takes_over_the_settings(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
