@@ -107,7 +107,12 @@ def num_bytes(records: Iterable[ArrayRecord | ConfigRecord | MetricRecord]) -> i
 
 def non_finite(tensors: Tensors) -> str | None:
     """The name of the first tensor with a NaN or an infinity, if any."""
-    return next((name for name, t in tensors.items() if not bool(torch.isfinite(t).all())), None)
+    return next((name for name, t in tensors.items() if not _finite(t)), None)
+
+
+def _finite(t: Tensor) -> bool:
+    """A sum is quick, and no NaN or infinity hides in it; finite numbers may add up to infinity."""
+    return bool(t.sum().isfinite()) or bool(t.isfinite().all())
 
 
 def content_hash(tensor: Tensor) -> Tensor:
