@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 class RunningMean:
     """Σ w_k θ_k / Σ w_k, tensor by tensor and dtype-true, of states θ_k that come one after the other.
 
-    Summed in pairs of float64 (the sum, and what rounding has cut off it: Neumaier 1974), so that the order in which
+    Summed in pairs of float64 (the sum, and what rounding has cut off it: Knuth's TwoSum), so that the order in which
     they come does not matter. Integers are counters (BatchNorm's ``num_batches_tracked``): the largest is taken, never
     a mean.
     """
