@@ -47,10 +47,15 @@ class RunningMean:
 
     def result(self) -> dict[str, Tensor] | None:
         """The mean; ``None`` where all weights are zero."""
+        exact = self.exact()
+        return exact and {name: mean.to(self.dtype[name]) for name, mean in exact.items()}
+
+    def exact(self) -> dict[str, Tensor] | None:
+        """The mean, floats in float64."""
         if self.weight <= 0:
             return None
         return {
-            name: ((total + self.rest[name]) / self.weight if name in self.rest else total).to(self.dtype[name])
+            name: (total + self.rest[name]) / self.weight if name in self.rest else total
             for name, total in self.sum.items()
         }
 

@@ -25,8 +25,9 @@ from fedapps import wire
 from fedapps.learner import build_encoders
 from fedapps.methods import FedColaParams
 from fedapps.models.unified import linears
+from strategies.average import Tensors
 from strategies.base import Content, Reply
-from strategies.towers import Towers, moved
+from strategies.towers import Models, Towers, moved
 
 
 class FedCola(Towers):
@@ -53,10 +54,19 @@ class FedCola(Towers):
             rest = {layer: W for layer, W in W_out[t].items() if layer not in same}
             parts = {record: tensors for record, tensors in (("aux", rest), ("same", same)) if tensors}
             each[name] |= packed.setdefault((t, *same), parts)
-        replies = self.ask("train", each=each)
+        replies = self.train(each)
         # Of one that did not answer nobody knows what it keeps.
         self.kept |= {name: hashes[self.group[name]] if name in replies else {} for name in self.chosen}
-        self.aggregate(replies)
+
+    def train(self, each: Mapping[str, Content]) -> Mapping[str, Reply]:
+        if self.params.aggregate == "mean":
+            return super().train(each)
+        replies = self.ask("train", each=each)  # one after the other, in the order of the scenario
+        models: dict[str, list[tuple[Tensors, float]]] = {t: [] for t in self.theta}
+        for name, reply in replies.items():
+            models[self.group[name]].append((reply.records["model"], reply.num_examples))
+        self.aggregate(models)
+        return replies
 
     def known(self, name: str, hashes: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of the hashes, by layer, whose weights a participant has: those that it keeps or, where it keeps none,
@@ -66,15 +76,15 @@ class FedCola(Towers):
         has = self.kept.get(name) or hashed(own)
         return {layer: found for layer, found in hashes.items() if torch.equal(found, has[layer])}
 
-    def averaged(self, t: str, name: str, w: Tensor, replies: Mapping[str, list[Reply]]) -> Tensor:
+    def averaged(self, t: str, name: str, w: Tensor, models: Mapping[str, Models]) -> Tensor:
         """w_t ← w_t + Ω ∇w̄: for attention Σ_{S_t ∪ S_q} n_k (w_k - w_t) / (N_t + N_q), for all else
         Σ_{S_t} n_k (w_k - w_t) / (N_t + N_q), or without compensation / N_t. N_q = 0 where nobody of q replied."""
-        params, place, own = self.params, self.places[t][name], replies[t]
-        both = [reply for q in self.having(place.modality) for reply in replies[q]] if params.collab else own
+        params, place, own = self.params, self.places[t][name], models[t]
+        both = [of_k for q in self.having(place.modality) for of_k in models[q]] if params.collab else own
         holders = both if place.part == "attention" else own
-        N = sum(reply.num_examples for reply in (both if params.compensate else holders))
-        new = [reply.records["model"][name] for reply in holders]
-        return moved(w, new, [reply.num_examples for reply in holders], N, params.aggregate == "sequential")
+        N = sum(n_k for _, n_k in (both if params.compensate else holders))
+        new = [w_k[name] for w_k, _ in holders]
+        return moved(w, new, [n_k for _, n_k in holders], N, params.aggregate == "sequential")
 
     def auxiliary(self, t: str) -> dict[str, Tensor]:
         """W_out of a type with one modality, by layer: the other modality's weights, of the type that has it alone or

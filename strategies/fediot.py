@@ -13,20 +13,19 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from fedapps.methods import FedIoTParams
-from strategies.base import Reply
-from strategies.towers import Towers, moved
+from strategies.towers import Models, Towers, moved
 
 
 class FedIoT(Towers):
     """Multimodal FedAvg."""
 
-    def averaged(self, t: str, name: str, w: Tensor, replies: Mapping[str, list[Reply]]) -> Tensor:
+    def averaged(self, t: str, name: str, w: Tensor, models: Mapping[str, Models]) -> Tensor:
         """Σ a_k n_k w_k / Σ a_k n_k over those that share the tensor; a_k = α with several modalities, else 1."""
         place = self.places[t][name]
         shared = place.part in ("attention", "mlp", "norm")
-        holders = {q: replies[q] for q in (self.having(place.modality) if shared else [t])}
-        weights = [self.weight(q) * reply.num_examples for q, sent in holders.items() for reply in sent]
-        new = [reply.records["model"][name] for sent in holders.values() for reply in sent]
+        holders = {q: models[q] for q in (self.having(place.modality) if shared else [t])}
+        weights = [self.weight(q) * n_k for q, of_type in holders.items() for _, n_k in of_type]
+        new = [w_k[name] for of_type in holders.values() for w_k, _ in of_type]
         return moved(w, new, weights, sum(weights))
 
     def weight(self, q: str) -> float:

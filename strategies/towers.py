@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from fedapps.models import Model
 from fedapps.models.unified import Place, places
-from strategies.base import Reply
+from strategies.average import RunningMean, Tensors
+from strategies.base import Content, Reply
 from strategies.fedavg import FedAvg
+
+Models = Sequence[tuple[Tensors, float]]
+"""Models of one type, each with the samples n_k that it counts."""
 
 
 class Towers(FedAvg):
@@ -33,20 +37,30 @@ class Towers(FedAvg):
         return model
 
     def train_round(self, server_round: int) -> None:
-        self.aggregate(self.ask("train", each=self.content(self.chosen)))
+        self.train(self.content(self.chosen))
 
-    def aggregate(self, replies: Mapping[str, Reply]) -> None:
+    def train(self, each: Mapping[str, Content]) -> Mapping[str, Reply]:
+        """Train and aggregate; the replies, without their models. These are added up as they come: in whatever is
+        linear in the models of a type, the type's mean with all its samples may stand for them."""
+        means = {t: RunningMean() for t in self.theta}
+        replies = self.ask(
+            "train",
+            each=each,
+            into=lambda name, reply: means[self.group[name]].add(reply.records["model"], reply.num_examples),
+        )
+        exact = {t: (mean.exact(), mean.weight) for t, mean in means.items()}
+        self.aggregate({t: [(mean, weight)] if mean else [] for t, (mean, weight) in exact.items()})
+        return replies
+
+    def aggregate(self, models: Mapping[str, Models]) -> None:
         """Every tensor of every type by ``averaged``, from the old ones."""
-        by_type: dict[str, list[Reply]] = {t: [] for t in self.theta}
-        for name, reply in replies.items():
-            by_type[self.group[name]].append(reply)
         self.theta = {
-            t: {name: self.averaged(t, name, w, by_type) for name, w in tensors.items()}
+            t: {name: self.averaged(t, name, w, models) for name, w in tensors.items()}
             for t, tensors in self.theta.items()
         }
 
-    def averaged(self, t: str, name: str, w: Tensor, replies: Mapping[str, list[Reply]]) -> Tensor:
-        """The new value of type t's tensor ``name``, which was ``w``, from the replies of each type."""
+    def averaged(self, t: str, name: str, w: Tensor, models: Mapping[str, Models]) -> Tensor:
+        """The new value of type t's tensor ``name``, which was ``w``, from the models of each type."""
         raise NotImplementedError
 
     def having(self, modality: str) -> list[str]:

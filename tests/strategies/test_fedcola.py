@@ -47,6 +47,19 @@ def replies(made: Towers, deltas: dict[str, float], sizes: dict[str, int] = SIZE
     }
 
 
+def aggregate(made: Towers, come: dict[str, Reply]) -> None:
+    """One round in which these replies come."""
+
+    def ask(phase: str, each: Any, into: Any = None) -> dict[str, Reply]:
+        for name, reply in come.items():
+            if into:
+                into(name, reply)
+        return come
+
+    made.ask = ask  # type: ignore[method-assign,assignment]
+    made.train({})
+
+
 def moves(made: Towers, participant: str, modality: str, part: str) -> float:
     """By how much a part of the model of a participant's type has moved: all of it by the same."""
     t = made.group[participant]
@@ -65,7 +78,7 @@ KINDS = [("image-0", "image"), ("text-0", "text"), ("mm-0", "image"), ("mm-0", "
 def test_three_types_by_hand(dtype: torch.dtype) -> None:
     def moved(part: str, **config: Any) -> list[float]:
         made = server(dtype=dtype, **config)
-        made.aggregate(replies(made, DELTAS))
+        aggregate(made, replies(made, DELTAS))
         assert all(w.dtype == dtype for θ in made.theta.values() for w in θ.values())
         return [moves(made, who, modality, part) for who, modality in KINDS]
 
@@ -83,7 +96,7 @@ def test_three_types_by_hand(dtype: torch.dtype) -> None:
 
 def test_equal_deltas_move_attention_by_them_and_all_else_by_the_own_types_share() -> None:
     made = server()
-    made.aggregate(replies(made, dict.fromkeys(SIZES, 1.0)))
+    aggregate(made, replies(made, dict.fromkeys(SIZES, 1.0)))
     for (who, modality), share in zip(KINDS, (4 / 10, 2 / 8, 6 / 10, 6 / 8), strict=True):
         assert moves(made, who, modality, "attention") == 1
         for part in ("mlp", "norm", "embedding"):
@@ -98,8 +111,8 @@ def test_the_order_of_replies_does_not_matter() -> None:
     for reply in come.values():
         for w in reply.records["model"].values():
             w.add_(torch.randn(w.shape))
-    one.aggregate(come)
-    two.aggregate(dict(reversed(come.items())))
+    aggregate(one, come)
+    aggregate(two, dict(reversed(come.items())))
     for t, θ in one.theta.items():
         assert all(torch.allclose(w, two.theta[t][n], rtol=1e-6, atol=1e-7) for n, w in θ.items())
 
@@ -109,7 +122,7 @@ def test_types_that_are_absent(present: tuple[bool, bool, bool]) -> None:
     there = [kind for kind, here in zip(("image", "text", "mm"), present, strict=True) if here]
     deltas = {name: delta for name, delta in DELTAS.items() if name.partition("-")[0] in there}
     made = server()
-    made.aggregate(replies(made, deltas))
+    aggregate(made, replies(made, deltas))
     for who, modality in KINDS:
         own, both = ([n for n in deltas if n.partition("-")[0] in kinds] for kinds in ((who[:-2],), (modality, "mm")))
         N = sum(SIZES[n] for n in both)
@@ -122,7 +135,7 @@ def test_sequential_is_the_released_codes_interpolation() -> None:
     names, shares = ["image-0", "image-1", "mm-0"], []
     for name in names:
         made = server(**{"fedcola.aggregate": "sequential"})
-        made.aggregate(replies(made, {n: float(n == name) for n in names}, dict.fromkeys(names, 5)))
+        aggregate(made, replies(made, {n: float(n == name) for n in names}, dict.fromkeys(names, 5)))
         shares.append(moves(made, "image-0", "image", "attention"))
         assert moves(made, "mm-0", "image", "attention") == shares[-1], "in the scenario's order for every type"
     assert [*shares, 1 - sum(shares)] == pytest.approx([0.148, 0.222, 0.333, 0.297], abs=1e-3)
@@ -146,7 +159,7 @@ def test_weights_of_the_other_modality(aux: str, layers: int) -> None:
 
 def test_fediot_by_hand() -> None:
     made = server(FedIoT)
-    made.aggregate(replies(made, DELTAS))
+    aggregate(made, replies(made, DELTAS))
     image, text = (7 + 600 * 8) / 604, (8 + 600 * 8) / 602
     for part in ("attention", "mlp", "norm"):
         found = [moves(made, who, modality, part) for who, modality in KINDS]
@@ -316,7 +329,7 @@ def test_some_participants_a_round_and_resume(tiny: dict) -> None:
 
 def test_participants_without_samples_move_nothing() -> None:
     made = server()
-    made.aggregate(replies(made, {"image-0": 1.0}, {"image-0": 0}))
+    aggregate(made, replies(made, {"image-0": 1.0}, {"image-0": 0}))
     assert moves(made, "image-0", "image", "attention") == moves(made, "mm-0", "image", "attention") == 0
 
 
