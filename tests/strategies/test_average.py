@@ -194,7 +194,14 @@ def test_fedkd_cannot_be_continued_for_more_rounds(tiny: dict) -> None:
         run({**tiny, "algo": "fedkd", "scenario": "mrl-tiny", "num-server-rounds": 3, "resume": True})
 
 
-def test_models_are_let_go_as_soon_as_they_are_added(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("algo", "scenario"),
+    [("fedavg", "mrl-same-tiny"), ("fedprox", "mrl-same-tiny"), ("fediot", "cola-tiny"), ("fedcola", "cola-tiny")]
+    + [(algo, "mrl-tiny") for algo in ("fedmrl", "lg-fedavg", "fml", "fedkd", "fedapen")],
+)
+def test_models_are_let_go_as_soon_as_they_are_added(
+    algo: str, scenario: str, tiny: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many there are, the server has the one that it is at."""
     plain, seen, alive = RunningMean.add, list[weakref.ref[torch.Tensor]](), list[int]()
 
@@ -204,5 +211,5 @@ def test_models_are_let_go_as_soon_as_they_are_added(tiny: dict, monkeypatch: py
         alive.append(sum(ref() is not None for ref in seen) - len(state))
 
     monkeypatch.setattr(RunningMean, "add", add)
-    run({**tiny, "algo": "fedmrl", "scenario": "mrl-tiny", "num-server-rounds": 2})
+    run({**tiny, "algo": algo, "scenario": scenario, "num-server-rounds": 2})
     assert len(alive) > 4 and not any(alive)
