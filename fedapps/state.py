@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from flwr.common.logger import log
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
@@ -49,8 +49,8 @@ def load_tree(path: Path, run: str | None = None) -> Any:
     data = path.read_bytes()
     flat = load(data)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    crc, _, text = header.get("__metadata__", {}).get("about", "").partition(" ")
-    if crc != str(_checksum(text, flat)):
+    checksum, _, text = header.get("__metadata__", {}).get("about", "").partition(" ")
+    if checksum != _checksum(text, flat):
         raise ValueError("it is damaged, or of another version: its checksum is wrong")
     about = json.loads(text)
     if run not in (None, about["run"]):
@@ -67,12 +67,12 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from leaves(value, f"{path}/{key}" if path else str(key))
 
 
-def _checksum(about: str, flat: Mapping[str, torch.Tensor]) -> int:
-    crc = zlib.crc32(about.encode())
+def _checksum(about: str, flat: Mapping[str, torch.Tensor]) -> str:
+    hashed = xxhash.xxh3_128(about.encode())
     for dtype in sorted(flat):
-        crc = zlib.crc32(dtype.encode(), crc)
-        crc = zlib.crc32(flat[dtype].reshape(-1).view(torch.uint8).numpy().data, crc)
-    return crc
+        hashed.update(dtype.encode())
+        hashed.update(flat[dtype].reshape(-1).view(torch.uint8).numpy().data)
+    return hashed.hexdigest()
 
 
 def _split(node: Any, parts: dict[str, list[torch.Tensor]]) -> Any:
