@@ -1,0 +1,112 @@
+"""Real nodes that cannot load the app."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.flower import ROOT, Flower, free_ports, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[Flower]:
+    flower = Flower(tmp_path / "home")
+    yield flower
+    flower.stop()
+
+
+PAIR = """
+description: two participants, one a node
+dim: 8
+participants:
+  - &image
+    name: steady
+    modality: image
+    task: classification
+    model: {name: cnn, width: 4}
+    data: {name: emoji, label: group, size: 20, test-size: 20}
+  - {<<: *image, name: other, model: {name: cnn, width: 6}}
+"""
+BROKEN = """
+import os, sys
+
+class Broken:
+    def find_spec(self, name, path=None, target=None):
+        program = open("/proc/self/cmdline").read()
+        if name == "fedapps.client_app" and os.environ.get("BROKEN", "not set") in program:
+            raise ImportError("libnone.so: cannot open shared object file")
+
+sys.meta_path.insert(0, Broken())
+"""
+WHY = "ImportError: libnone.so: cannot open shared object file"
+
+
+def broken(flower: Flower, folder: Path) -> None:
+    """Processes of which BROKEN is a part of the command line cannot load the app."""
+    (folder / "sitecustomize.py").write_text(BROKEN)
+    flower.env["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def reason(run: Path) -> str:
+    about = json.loads((run / "run.json").read_text())
+    assert about["status"] == "failed"
+    return about["reason"]
+
+
+def test_rays_processes_that_cannot_load_the_app_end_the_run(flower: Flower, tmp_path: Path) -> None:
+    broken(flower, tmp_path)
+    flower.env["BROKEN"] = "ray::"
+    done = flower.call("fedapps", "run", "algo=local", "scenario=emoji-tiny", f"results-dir={tmp_path}", "run-name=r")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f" cannot run the app: {WHY};" in reason(tmp_path / "r") and reason(tmp_path / "r") in done.stderr
+
+
+class Deployed:
+    """A SuperLink and SuperNodes on loopback."""
+
+    def __init__(self, flower: Flower, folder: Path, link: list[str], connection: str, node: list[str]) -> None:
+        self.flower, self.folder, self.node = flower, folder, node
+        port, *self.ports = free_ports(3)
+        self.address = f"127.0.0.1:{port}"
+        (folder / "pair.yaml").write_text(PAIR)
+        table = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "{self.address}"\n{connection}\n'
+        (flower.home / "config.toml").write_text(table)
+        where = ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
+        flower.start("superlink", "flower-superlink", *where, *link)
+
+    def join(self, i: int, name: str, *more: str, log: str = "", **env: str) -> subprocess.Popen[bytes]:
+        """Start a SuperNode of one participant."""
+        at = ["--superlink", self.address, "--host", "127.0.0.1", "--port", str(self.ports[i])]
+        config = f'participant="{name}" state-dir="{self.folder}/state-{i}"'
+        words = [*self.node, *at, "--node-config", config, *more]
+        return self.flower.start(log or f"node-{i}", "flower-supernode", *words, env=env)
+
+    def run(self, **options: str) -> subprocess.Popen[bytes]:
+        """Start a run of the name ``r``."""
+        where = f'results-dir="{self.folder}" run-name="r" scenario="{self.folder}/pair.yaml"'
+        config = " ".join([where, *(f"{key.replace('_', '-')}={value}" for key, value in options.items())])
+        return self.flower.start("run", "flwr", "run", str(ROOT), "lab", "--run-config", config, "--stream")
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.flower.home.glob("*.log")))
+
+
+def test_a_supernode_that_cannot_load_the_app_ends_the_run(flower: Flower, tmp_path: Path) -> None:
+    """At its start, whatever round-timeout is, and though the server itself can."""
+    broken(flower, tmp_path)
+    lab = Deployed(flower, tmp_path, ["--insecure"], "insecure = true", ["--insecure"])
+    wait_for(f"http://{lab.address}/health")
+    lab.join(0, "steady-0")
+    lab.join(1, "other-0", BROKEN="flwr-clientapp")
+    started = time.monotonic()
+    lab.run(algo='"local"').wait(120)
+    assert f" cannot run the app: {WHY};" in reason(tmp_path / "r"), lab.logs()
+    assert time.monotonic() - started < 60, "round-timeout is an hour"
