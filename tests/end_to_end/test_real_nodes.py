@@ -1,4 +1,4 @@
-"""Real nodes that cannot load the app."""
+"""Real nodes: ten of them from the first round on, one that cannot load the app."""
 
 from __future__ import annotations
 
@@ -6,14 +6,35 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fedapps.results.folder import read_rows
 from tests.end_to_end.flower import ROOT, Flower, free_ports, wait_for
 
 pytestmark = pytest.mark.slow
+
+TEN = """
+description: ten participants with twenty pictures each
+dim: 8
+participants:
+  - name: image
+    count: 10
+    modality: image
+    task: classification
+    model: {name: cnn, width: 4}
+    data: {name: emoji, label: group, size: 20, test-size: 20}
+"""
+
+
+def until(file: Path, words: str, seconds: float, told: Callable[[], str] = str) -> None:
+    """Wait until a file that grows has some words."""
+    end = time.monotonic() + seconds
+    while not file.is_file() or words not in file.read_text():
+        assert time.monotonic() < end, f"no {words!r} in {file.name}: {told()}"
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -21,6 +42,28 @@ def flower(tmp_path: Path) -> Iterator[Flower]:
     flower = Flower(tmp_path / "home")
     yield flower
     flower.stop()
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("d", "e")])
+def test_ten_nodes_train_in_the_first_round(names: tuple[str, ...], flower: Flower, tmp_path: Path) -> None:
+    """Five times: Flower gives each run ten new nodes, which register while the ServerApp is asking for them. Runs are
+    at work at once, and so on crowded processors; each has one process of Ray."""
+    (tmp_path / "ten.yaml").write_text(TEN)
+    flower.env["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] = "1"
+    config = f'algo="fedavg" scenario="{tmp_path}/ten.yaml" num-server-rounds=1 results-dir="{tmp_path}"'
+    nodes = ["--federation-config", "num-supernodes=10 client-resources-num-cpus=1 init-args-num-cpus=1", "--stream"]
+    runs = {}
+    for name in names:
+        runs[name] = flower.start(name, "flwr", "run", str(ROOT), "--run-config", f'{config} run-name="{name}"', *nodes)
+        until(flower.home / f"{name}.log", "Successfully started", 60)
+    for name, driver in runs.items():
+        driver.wait(200)
+        log = (flower.home / f"{name}.log").read_text()
+        assert "10 participants on 10 nodes" in log, log
+        rows = [row for row in read_rows(tmp_path / name / "metrics.jsonl") if row["round"] == 1]
+        assert not [row for row in rows if "error" in row]
+        trained = {row["participant"] for row in rows if row["phase"] == "train"}
+        assert trained == {f"image-{i}" for i in range(10)} | {"mean"}
 
 
 PAIR = """
