@@ -1,4 +1,4 @@
-"""Real nodes: ten of them from the first round on, one that cannot load the app."""
+"""Real nodes: ten of them from the first round on, one that cannot load the app, one that is killed and comes back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from fedapps.results.folder import read_rows
 from tests.end_to_end.flower import ROOT, Flower, free_ports, wait_for
+from tests.end_to_end.test_real_faults import SLEEPER
 
 pytestmark = pytest.mark.slow
 
@@ -153,3 +154,80 @@ def test_a_supernode_that_cannot_load_the_app_ends_the_run(flower: Flower, tmp_p
     lab.run(algo='"local"').wait(120)
     assert f" cannot run the app: {WHY};" in reason(tmp_path / "r"), lab.logs()
     assert time.monotonic() - started < 60, "round-timeout is an hour"
+
+
+CERTIFICATES = """
+cat > server.conf <<END
+[req]
+distinguished_name = name
+req_extensions = names
+prompt = no
+[name]
+CN = server
+[names]
+subjectAltName = DNS:localhost, IP:127.0.0.1
+END
+CURVE="-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
+openssl req -x509 $CURVE -keyout ca.key -out ca.crt -days 2 -subj "/CN=ca" \\
+  -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
+openssl req $CURVE -keyout server.key -out server.csr -config server.conf
+openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -out server.pem -days 2 \\
+  -extfile server.conf -extensions names
+for i in 0 1; do ssh-keygen -t ecdsa -b 384 -N "" -f key-$i -C "" -q; done
+"""
+
+
+def secured(flower: Flower, folder: Path) -> Deployed:
+    """A SuperLink with TLS that takes registered SuperNodes only, and two keys that are."""
+    subprocess.run(["sh", "-ec", CERTIFICATES], cwd=folder, check=True, capture_output=True)
+    files = {"ca-certfile": "ca.crt", "certfile": "server.pem", "keyfile": "server.key"}
+    link = [word for option, file in files.items() for word in (f"--ssl-{option}", str(folder / file))]
+    root = str(folder / "ca.crt")
+    connection = f'root-certificates = "{root}"'
+    lab = Deployed(flower, folder, [*link, "--enable-supernode-auth"], connection, ["--root-certificates", root])
+    until(flower.home / "superlink.log", "Uvicorn running", 60)
+    for i in range(2):
+        done = flower.call("flwr", "supernode", "register", str(folder / f"key-{i}.pub"), "lab")
+        assert done.returncode == 0, done.stdout + done.stderr
+    return lab
+
+
+def test_a_supernode_that_is_killed_comes_back_with_its_key(flower: Flower, tmp_path: Path) -> None:
+    """Under TLS and node authentication. The run goes on without it; the SuperLink refuses it until it has missed two
+    heartbeats; then it trains again, from its own state. It is started again and again, as service managers do."""
+    asleep, key = tmp_path / "asleep", "--auth-supernode-private-key"
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    flower.env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    lab = secured(flower, tmp_path)
+    steady = f'name: "sleeper:build", file: "{asleep}"'
+    (tmp_path / "pair.yaml").write_text(PAIR.replace("name: cnn, width: 4", steady, 1))
+    rows = tmp_path / "r" / "metrics.jsonl"
+    lab.join(0, "steady-0", key, str(tmp_path / "key-0"))
+    node = lab.join(1, "other-0", key, str(tmp_path / "key-1"))
+    run = lab.run(algo='"local"', num_server_rounds="4")
+    until(rows, OVER.format(1), 90, lab.logs)
+    node.kill()
+    refused = 0
+    while True:
+        node = lab.join(1, "other-0", key, str(tmp_path / "key-1"), log=f"again-{refused}")
+        try:
+            assert node.wait(20) == 1
+        except subprocess.TimeoutExpired:
+            break
+        refused += 1
+        assert "Exit Code: 305" in (log := (flower.home / f"again-{refused - 1}.log").read_text()), log
+        assert refused < 60, lab.logs()
+        if OVER.format(2) in rows.read_text():
+            asleep.touch()  # of round 3, until it has come back, so that round 4 is one with it
+    asleep.unlink(missing_ok=True)
+    run.wait(90)
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "finished", lab.logs()
+    found = [row for row in read_rows(rows) if row["phase"] == "train"]
+    trained = {who: {row["round"] for row in found if row["participant"] == who and "error" not in row} for who in BOTH}
+    assert trained["steady-0"] == {1, 2, 3, 4} and {1, 4} <= trained["other-0"] < {1, 2, 3, 4}
+    assert not [row for row in read_rows(rows) if "note" in row], "with its own state"
+    assert os.listdir(tmp_path / "state-1" / "r") == ["other-0"]
+
+
+BOTH = ("steady-0", "other-0")
+OVER = '"round": {}, "phase": "evaluate", "participant": "mean"'
