@@ -12,7 +12,7 @@ from fedapps.data import Samples, read_once
 from fedapps.errors import UserError
 from fedapps.holdings import Holdings, num_classes
 from fedapps.learner import build_learner, view
-from fedapps.methods import Method, method
+from fedapps.methods import Method, method, resolve
 from fedapps.scenario import Data, Party, Scenario
 from fedapps.settings import Settings
 
@@ -30,6 +30,8 @@ def check(settings: Settings, scenario: Scenario, holdings: Holdings, private: b
 def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private: bool = True) -> Iterator[str]:
     """One line for each thing that would keep the run from starting."""
     yield from unmet(settings.algo, scenario)
+    if private:
+        yield from unloadable(settings.algo)
     if settings.min_participants > len(scenario.by_name):
         yield (
             f"min-participants: {settings.min_participants} asked, scenario {scenario.name} has "
@@ -51,6 +53,16 @@ def problems(settings: Settings, scenario: Scenario, holdings: Holdings, private
     entries = scenario.participants if private else []
     lines = (participant_problems(scenario, holdings, scenario.names(entry)[0]) for entry in entries)
     yield from dict.fromkeys(chain(*lines))  # entries with the same data have the same problem with them
+
+
+def unloadable(algo: str) -> Iterator[str]:
+    """What Flower and a run will load, and cannot here: a library that it needs is missing or broken."""
+    entry = method(algo)
+    for path in ("fedapps.server_app:app", "fedapps.client_app:app", entry.strategy, entry.client):
+        try:
+            resolve(path)
+        except UserError as error:
+            yield str(error)
 
 
 def unmet(algo: str, scenario: Scenario) -> Iterator[str]:

@@ -54,6 +54,7 @@ def hello(message: Message, context: Context) -> Message:
     settings = Settings.parse(str(config["settings"]))
     held = holdings(str(config["scenario"]), settings.seed, data_path(context, settings))
     names = hosted(context, scenario)
+    method(settings.algo).load_client()
     folder_of_state = state_root(context, config)
     with writing("state-dir", folder_of_state, "; name another with --node-config 'state-dir=\"<folder>\"'"):
         try_folder(folder_of_state)
@@ -126,7 +127,8 @@ class Host(ClientApp):
                 return hello(message, context)
             except Exception as error:
                 log(ERROR, "hello failed:\n%s", traceback.format_exc())
-                return Message(RecordDict({wire.ERROR: ConfigRecord({"error": told(error)})}), reply_to=message)
+                about = ConfigRecord({"error": told(error), "host": platform.node()})
+                return Message(RecordDict({wire.ERROR: about}), reply_to=message)
         out: Records = {}
         names: Any = config["participants"]
         for name in names:

@@ -102,16 +102,21 @@ class Method:
 
     def load_strategy(self) -> Any:
         """The ``Strategy`` class of the server half."""
-        return _resolve(self.strategy)
+        return resolve(self.strategy)
 
     def load_client(self) -> Any:
         """The ``ClientApp`` of the client half."""
-        return _resolve(self.client)
+        return resolve(self.client)
 
 
-def _resolve(path: str) -> Any:
+def resolve(path: str) -> Any:
+    """What ``module:name`` names; ``UserError`` with the reason where it cannot be imported."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as error:
+        told = " ".join(str(error).split())  # one line
+        raise UserError(f"{path} cannot be loaded: {type(error).__name__}: {told}") from error
 
 
 class FedAFDParams(Params):

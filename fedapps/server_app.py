@@ -11,6 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedapps import checks
 from fedapps.errors import RunFailed, UserError
 from fedapps.holdings import Holdings
+from fedapps.methods import resolve
 from fedapps.results.folder import RunFolder
 from fedapps.results.plots import plot_runs
 from fedapps.results.summary import summarise
@@ -28,6 +29,7 @@ def main(grid: Grid, context: Context) -> None:
     run = RunFolder(settings, scenario)
     log(INFO, "run folder: %s", run.path)
     try:
+        resolve("fedapps.client_app:app")  # Flower does so too in a simulation, and tells its log alone if it cannot
         strategy = entry.load_strategy()(settings, scenario, holdings, run)
         strategy.summary()
         strategy.start(grid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -43,6 +44,12 @@ PULLED = 4
 
 EXPIRED = (3, 4)
 """Flower's error codes of a message, or of its reply, that is no more."""
+
+GONE = (*EXPIRED, 5)
+"""The same, and of a node that is not there: others are of one that is, and cannot run the app."""
+
+FLOWERS = re.compile(r"<class '(?:.*\.)?([^.]+)'>:<'(.*)'>", re.DOTALL)
+"""An exception as Flower tells it."""
 
 HELLO = 30.0
 """Seconds that a round waits for a node that has come to say whom it hosts; one that takes longer is met later."""
@@ -98,6 +105,7 @@ class Strategy(FlowerStrategy):
         self.labels: dict[str, str] = {}  # participant -> a hash of its classes' names
         self.greeted: dict[int, list[str]] = {}  # node -> the participants that it hosts, as it has said
         self.hellos: dict[str, int] = {}  # message id -> the node that is asked for that
+        self.broken: set[int] = set()  # nodes that have answered with an error: each is asked a second time
         self.chosen: list[str] = []  # participants of this round
         self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
         self.failed: set[str] = set()  # participants that have failed in this round
@@ -282,21 +290,36 @@ class Strategy(FlowerStrategy):
         asked = {node: Message(content, node, "query.hello", ttl=self.ttl, group_id="0") for node in new}
         self.hellos |= self.push(asked)
         for node, reply in self.pull(self.hellos, min(patience, self.settings.round_timeout) if new else 0):
-            if reply.has_error():  # it may have gone; it is asked again as long as it is listed
+            if reply.has_error() and self.may_come_round(node, reply.error.code):
                 log(WARNING, "a node did not answer: %s", _short(reply.error.reason))
                 continue
             self.greeted[node] = []
             try:
-                self.welcome(node, reply.content)
+                self.welcome(node, reply)
             except RunFailed as error:
                 if self.round == 0:
                     raise
                 log(WARNING, "a node that has come is left out: %s", error)  # the round goes on without it
 
-    def welcome(self, node: int, content: RecordDict) -> None:
+    def may_come_round(self, node: int, code: int) -> bool:
+        """Whether a node that answered with an error is asked again: one that has gone, as long as it is listed; one
+        that cannot run the app, once, as another process of its machine may just be unpacking the app."""
+        first = node not in self.broken
+        if code not in GONE:
+            self.broken.add(node)
+        return first or code in GONE
+
+    def welcome(self, node: int, reply: Message) -> None:
         """Check that a node runs the same code on the same public data, and learn whom it hosts."""
+        if reply.has_error():
+            raise RunFailed(
+                f"node {node} cannot run the app: {_short(reply.error.reason)}; its log says more; install there what "
+                "the server has, in the same version"
+            )
+        content = reply.content
         if wire.ERROR in content:
-            raise RunFailed(_short(str(dict(content[wire.ERROR]).get("error"))))
+            told = {key: str(value) for key, value in content[wire.ERROR].items()}
+            raise RunFailed(f"the node on {told.get('host', 'an unknown host')}: {_short(told.get('error'))}")
         if wire.CONFIG not in content.config_records:
             raise RunFailed("a node answered the first message with something else; it runs another app")
         about = content.config_records[wire.CONFIG]
@@ -636,5 +659,6 @@ def _split(items: list[str], size: int) -> Iterator[list[str]]:
 
 def _short(reason: str | None) -> str:
     """The telling line of an error that may be a whole traceback, and not too much of it."""
-    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
+    told = FLOWERS.sub(lambda found: found[2] if "\n" in found[2] else f"{found[1]}: {found[2]}", reason or "")
+    lines = [line.strip() for line in told.splitlines() if line.strip()]
     return lines[-1][:MOST_SAID] if lines else "no reason given"

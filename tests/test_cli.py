@@ -164,6 +164,15 @@ def test_wrong_input(words: list[str], line: str, capsys: pytest.CaptureFixture[
     assert (out, err) == ("", f"error: {line}\n")
 
 
+def test_an_app_that_cannot_be_loaded_is_told_before_flower_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "clients.local", None)
+    words = ["algo=local", "scenario=emoji-tiny", f"results-dir={tmp_path}", "run-name=r"]
+    assert main(["run", *words]) == 2 and not (tmp_path / "r").exists()
+    assert capsys.readouterr().err.startswith("error: clients.local:app cannot be loaded: ModuleNotFoundError: ")
+
+
 def test_existing_and_missing_run_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs" / "x").mkdir(parents=True)
     assert main(["run", TINY, "run-name=x"]) == 2

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import platform
+import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
 from fedapps.client_app import app
+from fedapps.errors import UserError
+from fedapps.methods import METHODS
 from fedapps.results.folder import read_rows
 from fedapps.server_app import main
 from fedapps.settings import read
@@ -153,6 +160,84 @@ def test_a_node_of_an_older_version_is_told_so(local: dict) -> None:
 
     with pytest.raises(base.RunFailed, match="the node on an unknown host runs other code, from None"):
         run(local, tamper=older)
+
+
+BROKEN = {  # as Flower's SuperNodes, its simulation, and a SuperNode whose process has died tell of it
+    2: ("<class 'ImportError'>:<'libnone.so: cannot open'>", "ImportError: libnone.so: cannot open"),
+    0: (
+        "<class 'ray.exceptions.RayTaskError(E)'>:<'ray::run()\n  File\nImportError: a module'>",
+        "ImportError: a module",
+    ),
+    8: ("ClientApp stopped responding.", "ClientApp stopped responding."),
+}
+
+
+def unable(code: int, times: int = 99) -> Callable[[Message, Message], Message]:
+    """A second node that says, ``times`` times, that it cannot run the app."""
+    told = []
+
+    def tamper(message: Message, reply: Message) -> Message:
+        if not is_hello(message) or message.metadata.dst_node_id != 101 or len(told) == times:
+            return reply
+        told.append(message)
+        return error_of(message, code, BROKEN[code][0])
+
+    return tamper
+
+
+def error_of(message: Message, code: int, reason: str) -> Message:
+    reply = Message(Error(code, reason), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = "e"
+    return reply
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_node_that_cannot_run_the_app_ends_the_run_at_its_start(code: int, local: dict) -> None:
+    """Whatever round-timeout is; it is asked twice."""
+    config = {**local, "round-timeout": 3600.0}
+    grid = Nodes(config, ["image-0 text-0", "mm-0 mm-1"], lambda _: {0, 1}, tamper=unable(code))
+    with pytest.raises(base.RunFailed, match=f"^node 101 cannot run the app: {re.escape(BROKEN[code][1])}; its log"):
+        play(config, grid)
+    assert grid.hellos == [100, 101, 101]
+
+
+def test_a_node_that_cannot_run_the_app_yet_is_asked_once_more(local: dict) -> None:
+    """Another process of its machine may just be unpacking the app."""
+    _, out = play(local, Nodes(local, ["image-0 text-0", "mm-0 mm-1"], lambda _: {0, 1}, tamper=unable(2, times=1)))
+    assert not out
+
+
+def test_a_node_that_comes_back_unable_to_run_the_app_is_left_out(
+    local: dict, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is asked in each round, not all the time."""
+    nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
+    grid = Nodes(local, nodes, lambda done: {0, 2} if done < 1 else {1, 2}, tamper=unable(2))
+    _, out = play({**local, "min-participants": 1}, grid)
+    assert out == {(r, name) for r in (2, 3, 4) for name in ("image-0", "text-0")}
+    assert "a node that has come is left out: node 101 cannot run the app: ImportError: libnone.so" in caplog.text
+    assert 3 <= grid.hellos.count(101) <= 6
+
+
+def test_a_method_that_cannot_be_loaded_at_a_node_ends_the_run(local: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client half needs a library that the server's does not."""
+    host, client = platform.node(), dataclasses.replace(METHODS["local"], client="clients.none:app")
+    monkeypatch.setitem(METHODS, "local", client)
+    why = f"the node on {host}: clients.none:app cannot be loaded: ModuleNotFoundError: No module named 'clients.none'"
+    with pytest.raises(base.RunFailed, match=f"^{re.escape(why)}$"):
+        run(local)
+
+
+def test_an_app_that_a_simulation_s_own_process_cannot_load_ends_the_run(
+    local: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower loads it there, and ends that process without a word to the ServerApp in it."""
+    grid = InProcessGrid(app, 2, run_config=local)
+    monkeypatch.setitem(sys.modules, "fedapps.client_app", None)
+    with pytest.raises(UserError, match=r"fedapps\.client_app:app cannot be loaded: ModuleNotFoundError: "):
+        play(local, grid)
+    about = json.loads(Path(local["results-dir"], "r", "run.json").read_text())
+    assert about["status"] == "failed" and "fedapps.client_app:app cannot be loaded" in about["reason"]
 
 
 class Untaken(InProcessGrid):
