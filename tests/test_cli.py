@@ -165,7 +165,7 @@ def test_wrong_input(words: list[str], line: str, capsys: pytest.CaptureFixture[
 
 
 def test_existing_and_missing_run_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "plots").mkdir(parents=True)
     assert main(["run", TINY, "run-name=x"]) == 2
     assert "run-name: " in (error := capsys.readouterr().err)
     assert f"{tmp_path}/runs/x exists already; choose another run-name, or resume=true" in error

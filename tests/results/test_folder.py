@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from fedapps.errors import UserError
+from fedapps.results import folder
 from fedapps.results.export import model_card
-from fedapps.results.folder import RunFolder, check_run_folder, read_rows, write_json
+from fedapps.results.folder import RunFolder, check_run_folder, read_about, read_rows, write_json
 from fedapps.results.plots import plot_runs
 from fedapps.results.progress import Progress
 from fedapps.results.record import read_record
@@ -111,6 +112,53 @@ def test_the_check_leaves_nothing_behind(tmp_path: Path, tiny: dict) -> None:
     RunFolder(*read(tiny))
     check_run_folder(*read(tiny | {"resume": True}))
     assert sorted(os.listdir(tmp_path / "runs" / "r")) == [".lock", "metrics.jsonl", "run.json"]
+
+
+# ------------------------------------------------------------------------------------- folders that are there
+
+
+@pytest.mark.parametrize("left", [[], [".lock"], [".lock", "metrics.jsonl"], [".lock", "metrics.jsonl", "run.part"]])
+def test_a_run_killed_before_it_had_begun_is_started_again(left: list[str], tiny: dict) -> None:
+    path = Path(tiny["results-dir"], "r")
+    path.mkdir(parents=True)
+    for name in left:
+        (path / name).touch()
+    with pytest.raises(UserError, match=r"resume: nothing was begun in .*/r; start it without resume"):
+        check_run_folder(*read({**tiny, "resume": True}))
+    check_run_folder(*read(tiny))
+    RunFolder(*read(tiny)).end()
+    assert read_about(path)["status"] == "finished"
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "checkpoint/r00001-s0000.safetensors", "metrics.jsonl", "run.json", ""])
+def test_no_run_is_started_where_anything_else_is(name: str, tiny: dict) -> None:
+    file = Path(tiny["results-dir"], "r", name)
+    file.parent.mkdir(parents=True)
+    file.write_text("{}\n")
+    for use in (check_run_folder, RunFolder):
+        with pytest.raises(UserError, match=r"run-name: .*/r exists already; choose another run-name"):
+            use(*read(tiny))
+    assert file.read_text() == "{}\n"
+
+
+def test_no_run_is_started_behind_a_link_to_nowhere(tmp_path: Path, tiny: dict) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "r").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"run-name: .*/r exists already"):
+        check_run_folder(*read(tiny))
+
+
+def test_a_run_is_started_by_one_process_alone(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both looked when there was nothing yet; the second comes while the first is at work, or when it is over."""
+    monkeypatch.setattr(folder, "check_run_folder", lambda *_: None)
+    first = RunFolder(*read(tiny))
+    with pytest.raises(UserError, match=r"run-name: .*/r: another process writes there; wait for its end, or stop it"):
+        RunFolder(*read(tiny))
+    first.row(1, "train", "mm-0")
+    first.end()
+    with pytest.raises(UserError, match=r"run-name: .*/r exists already"):
+        RunFolder(*read(tiny))
+    assert len(first.rows()) == 1
 
 
 # -------------------------------------------------------------------------------- numbers that are not finite
