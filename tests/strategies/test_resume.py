@@ -57,9 +57,14 @@ def test_a_row_that_was_cut_off_is_made_again(config: dict, path: Path) -> None:
     assert got == metrics(run({**config, "num-server-rounds": 3, "run-name": "whole"}))
 
 
-def test_a_run_that_is_over_is_resumed_to_itself(config: dict, path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, 1])
+def test_a_run_that_is_over_is_resumed_to_itself(
+    rounds: int, config: dict, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so; also where fewer rounds are asked than are done."""
     before = read_rows(path / "metrics.jsonl")
-    run({**config, "resume": True})
+    run({**config, "num-server-rounds": rounds, "resume": True})
+    assert f"2 rounds are done already, num-server-rounds is {rounds}: nothing was trained" in caplog.text
     assert read_rows(path / "metrics.jsonl") == before
     assert json.loads((path / "run.json").read_text())["status"] == "finished"
 
