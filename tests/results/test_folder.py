@@ -161,6 +161,26 @@ def test_a_run_is_started_by_one_process_alone(tiny: dict, monkeypatch: pytest.M
     assert len(first.rows()) == 1
 
 
+def test_a_resumed_run_is_running_again(tiny: dict) -> None:
+    RunFolder(*read({**tiny, "num-server-rounds": 2})).end("no power")
+    path = Path(tiny["results-dir"], "r")
+    first = read_about(path)
+    again = RunFolder(*read({**tiny, "num-server-rounds": 3, "resume": True}))
+    about = read_about(path)
+    assert (about["status"], about["reason"], about["ended"]) == ("running", None, None) and about["resumed"]
+    assert about["settings"]["num-server-rounds"] == 3
+    assert all(about[key] == first[key] for key in ("id", "started", "code-hash", "scenario"))
+    again.end()
+
+
+def test_a_run_that_other_code_goes_on_with_is_of_no_one_version(tiny: dict) -> None:
+    RunFolder(*read(tiny)).end("stopped")
+    path = Path(tiny["results-dir"], "r")
+    write_json(path / "run.json", {**read_about(path), "code-hash": "0" * 64})
+    RunFolder(*read({**tiny, "resume": True})).end()
+    assert read_about(path)["code-hash"] is None
+
+
 # -------------------------------------------------------------------------------- numbers that are not finite
 
 

@@ -165,3 +165,12 @@ def test_samples_of_classes_add_up_to_those_of_a_participant(samples: int) -> No
     bounds.counts(torch.tensor([3.0, 0.0, 1.0]), 4)
     with pytest.raises(WireError, match=f"its samples of all classes are 4, not the {samples} that it has"):
         bounds.counts(torch.tensor([3.0, 0.0, 1.0]), samples)
+
+
+@pytest.mark.parametrize(("unit", "longest"), [(True, 1.0), (False, 1e6)])
+def test_one_representation_that_is_too_long_is_enough(unit: bool, longest: float) -> None:
+    z = torch.zeros(2, 5, 3)
+    z[1, 2] = longest * torch.tensor([0.6, 0.0, -0.8])
+    bounds.representations(z, unit)
+    with pytest.raises(WireError, match=f"longer than {longest:.0f}"):
+        bounds.representations(1.01 * z, unit)

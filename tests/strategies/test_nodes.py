@@ -210,3 +210,16 @@ def test_a_message_that_is_lost_is_of_those_that_it_serves(
     assert out == {(4, name) for name in ALL.split()[: 3 if size == 3 else 2] if size == 3 or name == "text-0"}
     got = metrics(Path(local["results-dir"], "r"))
     assert all(got[key] == whole[key] for key in whole if key[2] in ALL and (key[0], key[2]) not in out)
+
+
+def test_few_replies_are_fetched_at_a_time(local: dict) -> None:
+    """However many there are to come: what has been fetched is in memory."""
+    asked = []
+
+    class Counting(InProcessGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            asked.append(len(message_ids := list(message_ids)))
+            return super().pull_messages(message_ids)
+
+    _, out = play({**local, "num-server-rounds": 1}, Counting(app, 10, run_config=local))
+    assert not out and max(asked) == base.PULLED < 10
