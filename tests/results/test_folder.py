@@ -173,6 +173,22 @@ def test_a_resumed_run_is_running_again(tiny: dict) -> None:
     again.end()
 
 
+def test_a_run_of_a_version_with_other_settings_or_another_scenario_is_not_resumed(tiny: dict) -> None:
+    RunFolder(*read(tiny)).end("stopped")
+    path = Path(tiny["results-dir"], "r")
+    about = read_about(path)
+    settings = {key: value for key, value in about["settings"].items() if key != "evaluate-every"}
+    changes = [
+        ({"settings": settings}, "evaluate-every was None in that run and is 1 now; leave it as it was"),
+        ({"settings": {**about["settings"], "extra": 5}}, "extra was 5 in that run and is None now"),
+        ({"scenario": {**about["scenario"], "dim": 8}}, "the scenario emoji-tiny has changed since that run"),
+    ]
+    for changed, words in changes:
+        write_json(path / "run.json", {**about, **changed})
+        with pytest.raises(UserError, match=f"resume: {words}"):
+            check_run_folder(*read({**tiny, "resume": True}))
+
+
 def test_a_run_that_other_code_goes_on_with_is_of_no_one_version(tiny: dict) -> None:
     RunFolder(*read(tiny)).end("stopped")
     path = Path(tiny["results-dir"], "r")
