@@ -189,6 +189,52 @@ def test_a_run_of_a_version_with_other_settings_or_another_scenario_is_not_resum
             check_run_folder(*read({**tiny, "resume": True}))
 
 
+@pytest.mark.parametrize(("algo", "schedule"), [("local", "constant"), ("local", "cosine"), ("fedkd", "constant")])
+def test_more_rounds_are_not_asked_of_what_hangs_on_their_number(
+    algo: str, schedule: str, tiny: dict, tmp_path: Path
+) -> None:
+    """A rate that falls up to the last round, or FedKD's threshold that rises up to it."""
+    text = (Path(__file__).parents[2] / "simulations/scenarios/mrl-tiny.yaml").read_text()
+    text = text.replace("batch-size: 16}", f"batch-size: 16, schedule: {schedule}}}")
+    (tmp_path / "own.yaml").write_text(text)
+    config = {**tiny, "algo": algo, "scenario": str(tmp_path / "own.yaml"), "num-server-rounds": 2}
+    RunFolder(*read(config)).end()
+    again = read({**config, "num-server-rounds": 3, "resume": True})
+    if (algo, schedule) == ("local", "constant"):
+        return check_run_folder(*again)
+    with pytest.raises(UserError, match="resume: num-server-rounds was 2 in that run and is 3 now"):
+        check_run_folder(*again)
+
+
+@pytest.mark.parametrize(
+    ("refused", "key", "value"),
+    [
+        (False, "num-server-rounds", 9),
+        (False, "round-timeout", 9.0),
+        (False, "min-participants", 2),
+        (False, "max-failed-rounds", 9),
+        (False, "device", "cpu"),
+        (True, "seed", 2),
+        (True, "local-epochs", 2),
+        (True, "batch-size", 4),
+        (True, "learning-rate", 0.5),
+        (True, "fraction-train", 0.5),
+        (True, "sample-by", "kind"),
+        (True, "train-only", "image"),
+        (True, "evaluate-every", 2),
+        (True, "data-path", "site"),
+        (True, "algo", "fedafd"),
+    ],
+)
+def test_a_run_goes_on_with_what_decides_its_metrics(refused: bool, key: str, value: Any, tiny: dict) -> None:
+    RunFolder(*read({**tiny, "algo": "local"})).end("stopped")
+    again = read({**tiny, "algo": "local", key: value, "resume": True})
+    if not refused:
+        return check_run_folder(*again)
+    with pytest.raises(UserError, match=r"resume: .* in that run and is .* now; leave it as it was"):
+        check_run_folder(*again)
+
+
 def test_a_run_that_other_code_goes_on_with_is_of_no_one_version(tiny: dict) -> None:
     RunFolder(*read(tiny)).end("stopped")
     path = Path(tiny["results-dir"], "r")

@@ -200,7 +200,7 @@ def test_a_state_that_is_a_phase_old_is_said() -> None:
     """Of a method that keeps one in each of two phases of a round: the last is gone, that of the first is there."""
     told: list[str] = []
     server: Any = SimpleNamespace(states={}, run=SimpleNamespace(row=lambda *_, note: told.append(note)))
-    reply = Reply({}, {}, num_examples=1, seconds=0.0, bytes_up=0, test=None, keeps=True)
+    reply = Reply({}, {}, num_examples=1, seconds=0.0, bytes_up=0, test=None, num_tested=0, keeps=True)
     for server.round, server.step, began in [(2, 1, (0, 0)), (2, 2, (2, 1)), (3, 1, (2, 2)), (3, 2, (2, 2))]:
         assert not told
         Strategy.compare_states(server, "train", "a", replace(reply, began_from=began))
