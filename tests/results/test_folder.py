@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedapps import files
 from fedapps.errors import UserError
+from fedapps.files import try_folder
 from fedapps.results import folder
 from fedapps.results.export import model_card
 from fedapps.results.folder import RunFolder, check_run_folder, read_about, read_rows, write_json
@@ -112,6 +116,40 @@ def test_the_check_leaves_nothing_behind(tmp_path: Path, tiny: dict) -> None:
     RunFolder(*read(tiny))
     check_run_folder(*read(tiny | {"resume": True}))
     assert sorted(os.listdir(tmp_path / "runs" / "r")) == [".lock", "metrics.jsonl", "run.json"]
+
+
+def test_only_a_try_tells_whether_a_folder_can_be_written() -> None:
+    """This one is there, and looks as if root might write to it."""
+    with pytest.raises(OSError, match="/proc"):
+        try_folder(Path("/proc/self"))
+
+
+def test_a_folder_that_another_run_has_begun_to_use_is_left_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = tempfile.TemporaryFile
+
+    def used(dir: Path) -> Any:
+        (dir / "r").mkdir()
+        return plain(dir=dir)
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", used)
+    try_folder(tmp_path / "runs")
+    assert os.listdir(tmp_path / "runs") == ["r"]
+
+
+def test_a_run_json_that_cannot_be_written_again_is_still_there(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunFolder(*read(tiny))
+    before = read_about(run.path)
+
+    def full(path: Path, text: str, **_: Any) -> None:
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(Path, "write_text", full)
+        run.end()
+    assert read_about(run.path) == before
 
 
 # ------------------------------------------------------------------------------------- folders that are there

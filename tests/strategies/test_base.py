@@ -1,6 +1,7 @@
 """The loop: waiting, sampling, failures that harm nobody, resuming, all in one process."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -213,8 +214,10 @@ def test_before_its_first_training_a_participant_is_tested_without_fusion(tiny: 
 
 def test_missing_participants_are_named_at_the_deadline(tiny: dict) -> None:
     nodes = [{"participant": "image-0"}, {"participant": "text-0 mm-0"}]
+    started = time.monotonic()
     with pytest.raises(RunFailed, match="after 1 s no node hosts mm-1; start a SuperNode"):
         run({**tiny, "algo": "local", "round-timeout": 1.0}, node_configs=nodes)
+    assert 1 < time.monotonic() - started < 9
 
 
 def test_no_nodes_at_all_end_by_the_deadline(tiny: dict) -> None:
