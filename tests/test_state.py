@@ -123,6 +123,14 @@ def test_any_wrong_bit_is_noticed(tmp_path: Path) -> None:
             load_tree(path, "run")
 
 
+def test_a_version_that_cannot_be_read_at_all_is_passed_over(tmp_path: Path) -> None:
+    """As on a disk that is failing."""
+    store = Store(tmp_path)
+    store.save((1, 1), {"at": 1})
+    store.path((2, 1)).mkdir()
+    assert store.versions() == [(1, 1), (2, 1)] and store.newest() == ((1, 1), {"at": 1})
+
+
 @pytest.mark.parametrize("metadata", [None, {"about": '{"tree": {"dict": []}, "run": "", "crc32": 0}'}])
 def test_a_file_of_another_version_is_passed_over(metadata: dict[str, str] | None, tmp_path: Path) -> None:
     store = Store(tmp_path)
@@ -135,7 +143,8 @@ def test_what_others_put_into_its_folder_is_left_alone(tmp_path: Path) -> None:
     """Only halves of its own files are removed; a folder there does not keep it from writing."""
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "notes.txt").write_text("kept")
-    (tmp_path / "r00001-s0001.part").write_bytes(b"half")
+    for name in ("r00001-s0001.part", "r00001-s0002.part", ".tmp1234"):
+        (tmp_path / name).write_bytes(b"half")
     Store(tmp_path).save((1, 1), {})
     assert {path.name for path in tmp_path.iterdir()} == {"lost+found", "notes.txt", "r00001-s0001.safetensors"}
 
