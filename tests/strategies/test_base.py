@@ -101,6 +101,15 @@ def test_a_node_that_fails_or_is_lost_is_left_out(tiny: dict) -> None:
     assert errors(path) == {"image-0": "ValueError: boom", "mm-0": "ValueError: boom"}
 
 
+def test_of_a_long_error_the_records_hold_the_beginning(tiny: dict) -> None:
+    def long(message: Message, reply: Message) -> Message:
+        if "image-0/metrics" in reply.content:
+            reply.content["image-0/error"] = ConfigRecord({"error": "first line\n" + 10_000 * "x"})
+        return reply
+
+    assert errors(run({**tiny, "algo": "local"}, tamper=on_train(long))) == {"image-0": 500 * "x"}
+
+
 def test_below_min_participants_the_run_fails_and_says_why(tiny: dict) -> None:
     nan = wire.pack({"image": torch.full((64, 16), float("nan"))})
     with pytest.raises(RunFailed, match="3 good replies, min-participants is 4"):

@@ -143,6 +143,20 @@ def test_a_node_whose_data_have_other_classes_now_is_left_out(local: dict, caplo
     assert "a node that has come is left out: the data of text-0 on" in caplog.text
 
 
+def test_a_node_that_was_left_out_is_asked_again(local: dict) -> None:
+    """Twice it runs other code; after round 2 somebody has mended that."""
+
+    def mended(message: Message, reply: Message) -> Message:
+        if is_hello(message) and message.metadata.dst_node_id == 101 and grid.hellos.count(101) < 3:
+            reply.content["config"]["code-hash"] = "0" * 64
+        return reply
+
+    nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
+    grid = Nodes(local, nodes, lambda done: {0, 2} if done < 1 else {1, 2}, tamper=mended)
+    _, out = play(local, grid)
+    assert out == {(2, "image-0"), (2, "text-0")} and grid.hellos.count(101) == 3
+
+
 def test_a_node_of_an_older_version_is_told_so(local: dict) -> None:
     """Whatever its first answer lacks."""
 
