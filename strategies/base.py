@@ -165,6 +165,8 @@ class Strategy(FlowerStrategy):
             self.prepare()
             self.record_server()
             self.save(done)
+        if done >= num_rounds:
+            log(WARNING, "%d rounds are done already, num-server-rounds is %d: nothing was trained", done, num_rounds)
         progress = Progress(self.run, self.scenario, num_rounds, done + 1)
         failed = 0
         for self.round in range(done + 1, num_rounds + 1):

@@ -48,7 +48,7 @@ def gram(K: Tensor, unit: bool) -> None:
     positive semi-definite; scaled representations (``unit``) are at most 2 from their mean."""
     K = K.double()
     furthest = 2.0 if unit else 2 * LONGEST
-    if K.abs().max() > furthest**2 * (1 + SLACK):
+    if K.max() > furthest**2 * (1 + SLACK):
         raise WireError(f"its representations are further than {furthest:.0f} from their mean")
     odd = torch.stack([(K - K.T).abs().max(), K.sum(dim=1).abs().max(), -torch.linalg.eigvalsh(K)[0]])
     if (odd > SLACK * K.trace()).any():

@@ -1,6 +1,7 @@
-"""Every test runs on one torch thread, offline, with its own HOME for run folders."""
+"""Every test runs on one torch thread, offline, with its own HOME for run folders and personal states."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+os.environ.setdefault("MPLCONFIGDIR", f"{tempfile.gettempdir()}/fedapps-tests-{os.getuid()}")  # fonts are listed once
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +20,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The ClientApp: who is hosted where, one participant's failure is its own, nothing off contract leaves the site."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -7,9 +9,10 @@ import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedapps import wire
+from fedapps import client_app, wire
 from fedapps.client_app import app, hosted
 from fedapps.errors import UserError
+from fedapps.files import lock
 from fedapps.methods import METHODS, Method
 from fedapps.scenario import load_scenario
 from strategies.base import Strategy
@@ -125,6 +128,41 @@ def test_a_failure_does_not_quote_data(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Method, "load_client", lambda self: rogue)
     reason = str(ask(tmp_path, ["image-0"])["image-0/error"]["error"])
     assert reason == "KeyError (the log of its node says more)"
+
+
+def test_whatever_goes_wrong_with_a_hello_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that failed in Flower's way would be asked again and again."""
+
+    def broken(*_: object) -> None:
+        raise KeyError("caption: patient John Doe, label 3")
+
+    monkeypatch.setattr(client_app, "holdings", broken)
+    content = app(message("query.hello", {"*/config": config(tmp_path)}), context()).content
+    assert dict(content["error"]) == {"error": "KeyError (the log of its node says more)"}
+
+
+def test_a_node_computes_on_as_many_threads_as_the_scenario_says(tmp_path: Path) -> None:
+    """One by default: on another number of them, sums are of another order."""
+    torch.set_num_threads(2)
+    ask(tmp_path, ["text-0"])
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_a_straggler_is_waited_for_half_of_the_round(soon: bool, tmp_path: Path) -> None:
+    """Beyond that, an answer would be too late for the server."""
+    (state := tmp_path / "state" / "text-0").mkdir(parents=True)
+    with lock("state-dir", state, "taken") as held:
+        done = threading.Timer(0.3 if soon else 9, held.close)
+        done.start()
+        started = time.monotonic()
+        content = ask(tmp_path, ["text-0"], **{"round-timeout": 4.0})
+        waited = time.monotonic() - started
+        done.cancel()
+    if soon:
+        assert "text-0/metrics" in content
+    else:
+        assert "still at work for an earlier round" in str(content["text-0/error"]["error"]) and 2 <= waited < 4
 
 
 def test_a_node_answers_for_its_own_participants_only(tmp_path: Path) -> None:

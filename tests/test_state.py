@@ -70,6 +70,20 @@ def test_a_phase_loads_what_was_before_it(tmp_path: Path) -> None:
     assert Store(tmp_path / "new").load() is None
 
 
+def test_a_first_phase_that_is_repeated_begins_from_nothing_again(tmp_path: Path) -> None:
+    """Not from what it has left itself; only where the store is whole rounds ahead, the oldest is nearest."""
+    store = Store(tmp_path)
+    for version in [(3, 1), (3, 2)]:
+        store.save(version, {"at": version})
+    assert store.before((3, 1)) is None and store.before((3, 2)) == ((3, 1), {"at": (3, 1)})
+    assert store.before((2, 2)) == ((3, 1), {"at": (3, 1)})
+
+
+def test_a_tensor_that_is_loaded_keeps_no_other_in_memory(tmp_path: Path) -> None:
+    save_tree(tmp_path / "a.safetensors", {"large": torch.ones(1000), "small": torch.ones(2)})
+    assert load_tree(tmp_path / "a.safetensors")["small"].untyped_storage().nbytes() == 8
+
+
 def test_the_last_version_of_the_round_before_is_kept(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for version in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1)]:
@@ -123,6 +137,14 @@ def test_any_wrong_bit_is_noticed(tmp_path: Path) -> None:
             load_tree(path, "run")
 
 
+def test_a_version_that_cannot_be_read_at_all_is_passed_over(tmp_path: Path) -> None:
+    """As on a disk that is failing."""
+    store = Store(tmp_path)
+    store.save((1, 1), {"at": 1})
+    store.path((2, 1)).mkdir()
+    assert store.versions() == [(1, 1), (2, 1)] and store.newest() == ((1, 1), {"at": 1})
+
+
 @pytest.mark.parametrize("metadata", [None, {"about": '{"tree": {"dict": []}, "run": "", "crc32": 0}'}])
 def test_a_file_of_another_version_is_passed_over(metadata: dict[str, str] | None, tmp_path: Path) -> None:
     store = Store(tmp_path)
@@ -135,13 +157,15 @@ def test_what_others_put_into_its_folder_is_left_alone(tmp_path: Path) -> None:
     """Only halves of its own files are removed; a folder there does not keep it from writing."""
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "notes.txt").write_text("kept")
-    (tmp_path / "r00001-s0001.part").write_bytes(b"half")
+    for name in ("r00001-s0001.part", "r00001-s0002.part", ".tmp1234"):
+        (tmp_path / name).write_bytes(b"half")
     Store(tmp_path).save((1, 1), {})
     assert {path.name for path in tmp_path.iterdir()} == {"lost+found", "notes.txt", "r00001-s0001.safetensors"}
 
 
 def test_a_version_that_cannot_be_written_again_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
+    def full(_: object, path: Path, **__: object) -> None:
+        path.write_bytes(b"half")
         raise OSError("full")
 
     store = Store(tmp_path)
@@ -149,4 +173,4 @@ def test_a_version_that_cannot_be_written_again_is_still_there(tmp_path: Path, m
     monkeypatch.setattr(state, "save_file", full)
     with pytest.raises(OSError, match="full"):
         store.save((1, 1), {"at": 2})
-    assert store.load() == {"at": 1}
+    assert store.load() == {"at": 1} and len(list(tmp_path.iterdir())) == 1

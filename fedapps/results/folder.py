@@ -26,6 +26,9 @@ from fedapps.state import Store
 Row = dict[str, Any]
 """One line of ``metrics.jsonl``."""
 
+UNBEGUN = {".lock", "metrics.jsonl", "run.part"}
+"""What may be in a run folder before there is a ``run.json``."""
+
 
 def _time(text: str) -> str:
     if datetime.fromisoformat(text).tzinfo is None:
@@ -93,18 +96,27 @@ def check_run_folder(settings: Settings, scenario: Scenario) -> None:
         if settings.run_name == AUTO:
             raise UserError("resume: say which run to continue with run-name=<name>")
         if not os.path.isfile(path / "run.json"):
-            raise UserError(f"resume: there is no run folder {path}")
+            begun = f"nothing was begun in {path}; start it without resume" if os.path.isdir(path) else ""
+            raise UserError(f"resume: {begun or f'there is no run folder {path}'}")
         _check_same_run(read_about(path), settings, scenario)
         lock("results-dir", path, f"resume: {path}: this run is still going on").close()
         with writing("results-dir", path):
             try_folder(path)
         return
-    if os.path.lexists(path):
+    with writing("results-dir", path, hint):
+        _check_unused(path)
+        try_folder(path)
+
+
+def _check_unused(path: Path) -> None:
+    """Refuse what exists, but for a folder with no more in it than a run leaves that was killed before it had begun."""
+    if not os.path.lexists(path):
+        return
+    left = set(os.listdir(path)) if os.path.isdir(path) else {""}
+    if left - UNBEGUN or ("metrics.jsonl" in left and os.path.getsize(path / "metrics.jsonl")):
         raise UserError(
             f"run-name: {path} exists already; choose another run-name, or resume=true to continue that run"
         )
-    with writing("results-dir", path, hint):
-        try_folder(path)
 
 
 def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scenario) -> None:
@@ -226,6 +238,8 @@ class RunFolder:
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
         }
         with writing("results-dir", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock("results-dir", self.path, f"run-name: {self.path}: another process writes there")
             if settings.resume:
                 self.about = read_about(self.path)
                 self.about |= {"settings": settings.flat(), "status": "running", "reason": None}
@@ -233,11 +247,10 @@ class RunFolder:
                 if self.about.get("code-hash") != code_hash():
                     self.about["code-hash"] = None
             else:
-                self.path.mkdir(parents=True)
+                _check_unused(self.path)  # nor by another process since it was looked at
                 self.about = about
                 self._metrics.touch()
             self.id = str(self.about.get("id", ""))
-            self._lock = lock("results-dir", self.path, f"run-name: {self.path}: another process writes there")
             write_json(self.path / "run.json", self.about)
 
     def writing(self) -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 """The loop: waiting, sampling, failures that harm nobody, resuming, all in one process."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -80,6 +81,7 @@ def test_a_bad_reply_counts_as_no_reply(tiny: dict, tmp_path: Path) -> None:
     a = run({**tiny, "algo": "fedafd", "run-name": "a"}, tamper=poisoned("image-0", nan))
     b = run({**tiny, "algo": "fedafd", "run-name": "b"}, tamper=on_train(silent))
     assert metrics(a) == metrics(b)
+    assert errors(b) == {"image-0": "the reply holds nothing of this participant"}
 
 
 def test_a_node_that_fails_or_is_lost_is_left_out(tiny: dict) -> None:
@@ -99,6 +101,15 @@ def test_a_node_that_fails_or_is_lost_is_left_out(tiny: dict) -> None:
     assert errors(path) == {"image-0": "ValueError: boom", "mm-0": "ValueError: boom"}
 
 
+def test_of_a_long_error_the_records_hold_the_beginning(tiny: dict) -> None:
+    def long(message: Message, reply: Message) -> Message:
+        if "image-0/metrics" in reply.content:
+            reply.content["image-0/error"] = ConfigRecord({"error": "first line\n" + 10_000 * "x"})
+        return reply
+
+    assert errors(run({**tiny, "algo": "local"}, tamper=on_train(long))) == {"image-0": 500 * "x"}
+
+
 def test_below_min_participants_the_run_fails_and_says_why(tiny: dict) -> None:
     nan = wire.pack({"image": torch.full((64, 16), float("nan"))})
     with pytest.raises(RunFailed, match="3 good replies, min-participants is 4"):
@@ -106,6 +117,12 @@ def test_below_min_participants_the_run_fails_and_says_why(tiny: dict) -> None:
     about = json.loads((Path(tiny["results-dir"]) / "r" / "run.json").read_text())
     assert about["status"] == "failed" and "image-0: 'features/image' holds NaN" in about["reason"]
     assert rows(Path(tiny["results-dir"]) / "r")
+
+
+def test_the_reason_of_a_failed_run_names_those_that_did_not_answer(tiny: dict) -> None:
+    config = {**tiny, "algo": "local", "min-participants": 4, "max-failed-rounds": 1, "round-timeout": 1.0}
+    with pytest.raises(RunFailed, match=r"\(image-0: no reply within 1 s; mm-0: no reply within 1 s\)"):
+        run(config, tamper=on_train(lambda message, reply: reply if message.metadata.dst_node_id != 100 else None))
 
 
 @pytest.mark.parametrize("kind", ["error", "lost"])
@@ -206,8 +223,10 @@ def test_before_its_first_training_a_participant_is_tested_without_fusion(tiny: 
 
 def test_missing_participants_are_named_at_the_deadline(tiny: dict) -> None:
     nodes = [{"participant": "image-0"}, {"participant": "text-0 mm-0"}]
+    started = time.monotonic()
     with pytest.raises(RunFailed, match="after 1 s no node hosts mm-1; start a SuperNode"):
         run({**tiny, "algo": "local", "round-timeout": 1.0}, node_configs=nodes)
+    assert 1 < time.monotonic() - started < 9
 
 
 def test_no_nodes_at_all_end_by_the_deadline(tiny: dict) -> None:
@@ -265,6 +284,21 @@ def test_not_every_round_need_be_tested(algo: str, tiny: dict) -> None:
     assert len(seldom) < len(metrics(often))
     whole, part = (json.loads((run_folder / "summary.json").read_text()) for run_folder in (often, path))
     assert whole["rounds"] == part["rounds"] == 5 and whole["bytes"] == part["bytes"], "a round is one, tested or not"
+
+
+def test_each_participant_is_tested_once_a_round(tiny: dict) -> None:
+    """At the end of its training, where the method allows: nobody is asked for a test again."""
+    asked = set()
+
+    def tamper(message: Message, reply: Message) -> Message:
+        asked.add(message.metadata.message_type)
+        return reply
+
+    tests = [row for row in rows(run({**tiny, "algo": "local"}, tamper=tamper)) if row["phase"] == "evaluate"]
+    assert asked == {"query.hello", "train"}
+    assert max(Counter((row["round"], row["participant"]) for row in tests).values()) == 1
+    means = [row["metrics"] for row in tests if row["participant"] == "mean"]
+    assert len(means) == 2 and all("image/accuracy" in mean and "text/accuracy" in mean for mean in means)
 
 
 def test_half_of_the_participants_train_and_all_are_tested(tiny: dict) -> None:

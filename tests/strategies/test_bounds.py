@@ -148,3 +148,29 @@ def test_a_matrix_with_a_negative_eigenvalue_is_no_gram_matrix() -> None:
     bounds.gram(torch.outer(u, u) + torch.outer(v, v) / 2, unit=True)
     with pytest.raises(WireError, match=NO_GRAM):
         bounds.gram(torch.outer(u, u) - torch.outer(v, v) / 2, unit=True)
+
+
+def test_a_matrix_that_is_not_symmetric_is_no_gram_matrix() -> None:
+    """Of rows and columns that sum to 0, and of a lower half that is positive definite."""
+    turn = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+    K = torch.eye(3) - 1 / 3
+    bounds.gram(K, unit=True)
+    assert torch.linalg.eigvalsh(K + turn / 10)[0] > 0
+    with pytest.raises(WireError, match=NO_GRAM):
+        bounds.gram(K + turn / 10, unit=True)
+
+
+@pytest.mark.parametrize("samples", [3, 5])
+def test_samples_of_classes_add_up_to_those_of_a_participant(samples: int) -> None:
+    bounds.counts(torch.tensor([3.0, 0.0, 1.0]), 4)
+    with pytest.raises(WireError, match=f"its samples of all classes are 4, not the {samples} that it has"):
+        bounds.counts(torch.tensor([3.0, 0.0, 1.0]), samples)
+
+
+@pytest.mark.parametrize(("unit", "longest"), [(True, 1.0), (False, 1e6)])
+def test_one_representation_that_is_too_long_is_enough(unit: bool, longest: float) -> None:
+    z = torch.zeros(2, 5, 3)
+    z[1, 2] = longest * torch.tensor([0.6, 0.0, -0.8])
+    bounds.representations(z, unit)
+    with pytest.raises(WireError, match=f"longer than {longest:.0f}"):
+        bounds.representations(1.01 * z, unit)

@@ -6,18 +6,21 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedapps import wire
 from fedapps.client_app import app
-from fedapps.errors import RunFailed, UserError
+from fedapps.errors import RoundFailed, RunFailed, UserError
 from fedapps.results.folder import RunFolder, check_run_folder, read_rows
 from fedapps.server_app import main
 from fedapps.settings import read
 from fedapps.state import Store, load_tree, save_tree
 from simulations.in_process import RUN_ID, InProcessGrid, run
+from strategies.base import Strategy
 from tests.end_to_end.flower import metrics
 
 Tamper = Callable[[Message, Message], Message]
@@ -241,3 +244,22 @@ def test_training_that_diverges_is_told_with_what_helps(tiny: dict) -> None:
     """Under FedAvg nothing is kept, and the loss is the first to tell."""
     with pytest.raises(RunFailed, match=r"image-0: training diverged: .*; take a smaller learning rate"):
         run({**tiny, "learning-rate": 1e30, "max-failed-rounds": 1})
+
+
+def test_where_fewer_than_min_participants_train_all_of_them_are_enough(tiny: dict) -> None:
+    """Two of these have texts only; nobody is waited for in vain."""
+    config = {**tiny, "train-only": "text", "min-participants": 6, "round-timeout": 30.0, "num-server-rounds": 1}
+    started = time.monotonic()
+    rows = read_rows(run(config) / "metrics.jsonl")
+    trained = {row["participant"] for row in rows if row["phase"] == "train"}
+    assert not [row for row in rows if "error" in row] and trained == {"text-0", "text-1", "mean"}
+    assert time.monotonic() - started < 30
+
+
+def test_the_reason_of_a_failed_round_names_participants_in_their_order() -> None:
+    """Not in that in which they have failed, which no second run would have."""
+    scenario, settings = SimpleNamespace(by_name=dict.fromkeys("abc")), SimpleNamespace(min_participants=2)
+    strategy: Any = SimpleNamespace(round=3, scenario=scenario, settings=settings)
+    with pytest.raises(RoundFailed, match=r"round 3, train: 1 good replies, min-participants is 2 \(a: one; c: two\)"):
+        Strategy.need(strategy, 2, 1, "train", {"c": "two", "a": "one"})
+    Strategy.need(strategy, 2, 2, "train", {"c": "two"})

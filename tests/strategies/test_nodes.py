@@ -143,9 +143,25 @@ def test_a_node_whose_data_have_other_classes_now_is_left_out(local: dict, caplo
 
     nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
     grid = Nodes(local, nodes, lambda done: {0, 2} if done < 1 else {1, 2}, tamper=changed)
+    started = time.monotonic()
     _, out = play(local, grid)
+    assert time.monotonic() - started < 20, "round-timeout: enough of the others are there"
     assert out == {(r, name) for r in (2, 3, 4) for name in ("image-0", "text-0")}
     assert "a node that has come is left out: the data of text-0 on" in caplog.text
+
+
+def test_a_node_that_was_left_out_is_asked_again(local: dict) -> None:
+    """Twice it runs other code; after round 2 somebody has mended that."""
+
+    def mended(message: Message, reply: Message) -> Message:
+        if is_hello(message) and message.metadata.dst_node_id == 101 and grid.hellos.count(101) < 3:
+            reply.content["config"]["code-hash"] = "0" * 64
+        return reply
+
+    nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
+    grid = Nodes(local, nodes, lambda done: {0, 2} if done < 1 else {1, 2}, tamper=mended)
+    _, out = play(local, grid)
+    assert out == {(2, "image-0"), (2, "text-0")} and grid.hellos.count(101) == 3
 
 
 def test_a_node_of_an_older_version_is_told_so(local: dict) -> None:
@@ -295,3 +311,16 @@ def test_a_message_that_is_lost_is_of_those_that_it_serves(
     assert out == {(4, name) for name in ALL.split()[: 3 if size == 3 else 2] if size == 3 or name == "text-0"}
     got = metrics(Path(local["results-dir"], "r"))
     assert all(got[key] == whole[key] for key in whole if key[2] in ALL and (key[0], key[2]) not in out)
+
+
+def test_few_replies_are_fetched_at_a_time(local: dict) -> None:
+    """However many there are to come: what has been fetched is in memory."""
+    asked = []
+
+    class Counting(InProcessGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            asked.append(len(message_ids := list(message_ids)))
+            return super().pull_messages(message_ids)
+
+    _, out = play({**local, "num-server-rounds": 1}, Counting(app, 10, run_config=local))
+    assert not out and max(asked) == base.PULLED < 10

@@ -19,6 +19,7 @@ from fedapps.results import folder
 from fedapps.results.folder import read_rows
 from fedapps.state import Store
 from simulations.in_process import run
+from strategies.base import Strategy
 from tests.end_to_end.flower import metrics
 from tests.faults import phase_of
 
@@ -57,9 +58,14 @@ def test_a_row_that_was_cut_off_is_made_again(config: dict, path: Path) -> None:
     assert got == metrics(run({**config, "num-server-rounds": 3, "run-name": "whole"}))
 
 
-def test_a_run_that_is_over_is_resumed_to_itself(config: dict, path: Path) -> None:
+@pytest.mark.parametrize("rounds", [2, 1])
+def test_a_run_that_is_over_is_resumed_to_itself(
+    rounds: int, config: dict, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so; also where fewer rounds are asked than are done."""
     before = read_rows(path / "metrics.jsonl")
-    run({**config, "resume": True})
+    run({**config, "num-server-rounds": rounds, "resume": True})
+    assert f"2 rounds are done already, num-server-rounds is {rounds}: nothing was trained" in caplog.text
     assert read_rows(path / "metrics.jsonl") == before
     assert json.loads((path / "run.json").read_text())["status"] == "finished"
 
@@ -102,6 +108,53 @@ def test_a_run_stopped_after_its_rows_were_taken_back_goes_on(config: dict) -> N
         with pytest.raises(KeyboardInterrupt):
             run({**longer, "resume": resume}, tamper=stop)
     assert metrics(run({**longer, "resume": True})) == metrics(run({**longer, "run-name": "whole"}))
+
+
+def test_what_comes_before_the_first_round_is_done_once(config: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a warm-up, which may take long."""
+    done: list[Strategy] = []
+    monkeypatch.setattr(Strategy, "prepare", lambda self: done.append(self))
+
+    def stop(message: Message, reply: Message) -> Message:
+        if phase_of(message) == (1, "train"):
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tamper=stop)
+    run({**config, "resume": True})
+    assert len(done) == 1
+
+
+def test_a_run_stopped_before_its_first_checkpoint_is_begun_anew(config: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first row has been written already, and is not there twice in the end."""
+
+    def stop(_: Strategy, done: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Strategy, "evaluate_server", lambda _: {"accuracy": 1.0})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Strategy, "save", stop)
+        run(config)
+    rows = read_rows(run({**config, "resume": True}) / "metrics.jsonl")
+    assert [r["round"] for r in rows if (r["phase"], r["participant"]) == ("evaluate", "server")] == [0, 1, 2]
+
+
+def test_no_row_is_there_twice_after_a_stop_between_two_phases(config: dict) -> None:
+    def stop(message: Message, reply: Message) -> Message:
+        if phase_of(message) == (2, "evaluate"):
+            raise KeyboardInterrupt
+        return reply
+
+    def events(path: Path) -> list[tuple[int, str, str]]:
+        return [(row["round"], row["phase"], row["participant"]) for row in read_rows(path / "metrics.jsonl")]
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tamper=stop)
+    path = Path(config["results-dir"], "r")
+    assert events(path)[-1] == (2, "train", "mean"), "rows of the unfinished round are there"
+    run({**config, "resume": True})
+    assert events(path) == events(run({**config, "run-name": "whole"}))
 
 
 def test_participants_ahead_of_a_server_whose_last_checkpoints_are_lost(tiny: dict) -> None:

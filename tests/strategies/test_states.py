@@ -9,7 +9,9 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from fedapps import state
 from fedapps.errors import RunFailed, UserError
 from fedapps.results.folder import Row, read_rows
 from simulations.in_process import run
+from strategies.base import Reply, Strategy
 from tests.end_to_end.flower import ROOT, metrics
 
 
@@ -149,6 +152,7 @@ def test_a_disk_that_is_full_at_a_participant_fails_it_alone(tiny: dict, monkeyp
 FULL = """
 import resource, sys
 from simulations.in_process import run
+from strategies.base import Reply, Strategy
 
 def fill(message, reply):
     if message.metadata.group_id == "2":
@@ -190,6 +194,17 @@ def test_a_state_of_a_round_that_is_yet_to_come_is_said(told: float, tiny: dict)
     assert [(r, who) for r, who, _ in found] == [(2, "image-0")]
     path = run({**config, "num-server-rounds": 3, "resume": True})
     assert (3, "train", "image-0") in metrics(path)
+
+
+def test_a_state_that_is_a_phase_old_is_said() -> None:
+    """Of a method that keeps one in each of two phases of a round: the last is gone, that of the first is there."""
+    told: list[str] = []
+    server: Any = SimpleNamespace(states={}, run=SimpleNamespace(row=lambda *_, note: told.append(note)))
+    reply = Reply({}, {}, num_examples=1, seconds=0.0, bytes_up=0, test=None, num_tested=0, keeps=True)
+    for server.round, server.step, began in [(2, 1, (0, 0)), (2, 2, (2, 1)), (3, 1, (2, 2)), (3, 2, (2, 2))]:
+        assert not told
+        Strategy.compare_states(server, "train", "a", replace(reply, began_from=began))
+    assert told == ["its personal state before round 3 is gone; it went on from that of round 2"]
 
 
 def test_a_state_that_is_a_round_old_is_said(tiny: dict) -> None:
