@@ -58,7 +58,7 @@ def test_ten_nodes_train_in_the_first_round(names: tuple[str, ...], flower: Flow
         runs[name] = flower.start(name, "flwr", "run", str(ROOT), "--run-config", f'{config} run-name="{name}"', *nodes)
         until(flower.home / f"{name}.log", "Successfully started", 60)
     for name, driver in runs.items():
-        driver.wait(200)
+        driver.wait(400)
         log = (flower.home / f"{name}.log").read_text()
         assert "10 participants on 10 nodes" in log, log
         rows = [row for row in read_rows(tmp_path / name / "metrics.jsonl") if row["round"] == 1]
@@ -151,9 +151,9 @@ def test_a_supernode_that_cannot_load_the_app_ends_the_run(flower: Flower, tmp_p
     lab.join(0, "steady-0")
     lab.join(1, "other-0", BROKEN="flwr-clientapp")
     started = time.monotonic()
-    lab.run(algo='"local"').wait(120)
+    lab.run(algo='"local"').wait(300)
     assert f" cannot run the app: {WHY};" in reason(tmp_path / "r"), lab.logs()
-    assert time.monotonic() - started < 60, "round-timeout is an hour"
+    assert time.monotonic() - started < 300, "round-timeout is an hour"
 
 
 CERTIFICATES = """
@@ -205,28 +205,33 @@ def test_a_supernode_that_is_killed_comes_back_with_its_key(flower: Flower, tmp_
     lab.join(0, "steady-0", key, str(tmp_path / "key-0"))
     node = lab.join(1, "other-0", key, str(tmp_path / "key-1"))
     run = lab.run(algo='"local"', num_server_rounds="4")
-    until(rows, OVER.format(1), 90, lab.logs)
+    until(rows, OVER.format(1), 200, lab.logs)
     node.kill()
+    node.wait()
     refused = 0
-    while True:
-        node = lab.join(1, "other-0", key, str(tmp_path / "key-1"), log=f"again-{refused}")
-        try:
-            assert node.wait(20) == 1
-        except subprocess.TimeoutExpired:
-            break
+    while not taken(lab.join(1, "other-0", key, str(tmp_path / "key-1"), log="again"), flower.home / "again.log"):
         refused += 1
-        assert "Exit Code: 305" in (log := (flower.home / f"again-{refused - 1}.log").read_text()), log
+        assert "Exit Code: 305" in (log := (flower.home / "again.log").read_text()), log
         assert refused < 60, lab.logs()
         if OVER.format(2) in rows.read_text():
             asleep.touch()  # of round 3, until it has come back, so that round 4 is one with it
     asleep.unlink(missing_ok=True)
-    run.wait(90)
+    run.wait(200)
     assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "finished", lab.logs()
     found = [row for row in read_rows(rows) if row["phase"] == "train"]
     trained = {who: {row["round"] for row in found if row["participant"] == who and "error" not in row} for who in BOTH}
     assert trained["steady-0"] == {1, 2, 3, 4} and {1, 4} <= trained["other-0"] < {1, 2, 3, 4}
     assert not [row for row in read_rows(rows) if "note" in row], "with its own state"
     assert os.listdir(tmp_path / "state-1" / "r") == ["other-0"]
+
+
+def taken(node: subprocess.Popen[bytes], log: Path) -> bool:
+    """Whether the SuperLink takes a SuperNode that has been started; one that it refuses ends."""
+    while node.poll() is None:
+        if "SuperNode ID" in log.read_text():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 BOTH = ("steady-0", "other-0")

@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_with_participants_in_step_changes_nothing(tiny: di
 
 def test_a_state_dir_that_cannot_be_written_ends_the_run_before_training(tiny: dict) -> None:
     node = {"participant": "image-0 text-0 mm-0 mm-1", "state-dir": "/proc/no"}
-    with pytest.raises(RunFailed, match=r"^state-dir: /proc/no/r cannot be written: No such file"):
+    with pytest.raises(RunFailed, match=r"^the node on .+: state-dir: /proc/no/r cannot be written: No such file"):
         run({**tiny, "algo": "local"}, node_configs=[node])
     assert not [row for row in read_rows(Path(tiny["results-dir"], "r", "metrics.jsonl")) if row["phase"] == "train"]
 
