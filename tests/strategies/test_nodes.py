@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 
 from fedapps.client_app import app
 from fedapps.results.folder import read_rows
@@ -141,6 +141,37 @@ def test_a_node_whose_data_have_other_classes_now_is_left_out(local: dict, caplo
     assert time.monotonic() - started < 20, "round-timeout: enough of the others are there"
     assert out == {(r, name) for r in (2, 3, 4) for name in ("image-0", "text-0")}
     assert "a node that has come is left out: the data of text-0 on" in caplog.text
+
+
+def test_a_node_that_comes_back_with_more_samples_trains_with_them(local: dict) -> None:
+    def more(message: Message, reply: Message) -> Message:
+        if is_hello(message) and message.metadata.dst_node_id == 101:
+            counts: Any = reply.content["config"]["num-examples"]
+            reply.content["config"]["num-examples"] = [count + 5 for count in counts]
+        elif message.metadata.dst_node_id == 101:
+            values = dict(reply.content["image-0/metrics"])
+            reply.content["image-0/metrics"] = MetricRecord({**values, "num-examples": values["num-examples"] + 5})
+        return reply
+
+    rows, out = play(local, Nodes(local, [ALL, ALL], lambda done: {0} if done < 1 else {1}, tamper=more))
+    assert not out
+    trained = [row["num_examples"] for row in rows if (row["phase"], row["participant"]) == ("train", "image-0")]
+    assert trained == [48, 53, 53, 53]
+
+
+def test_a_node_that_comes_back_has_a_moment_to_say_whom_it_hosts(local: dict) -> None:
+    """Also where the round could do without it."""
+
+    class Moment(Nodes):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            asked = {i: self.pushed[i] for i in message_ids if i in self.pushed}
+            soon = {i for i, m in asked.items() if is_hello(m) and time.time() < m.metadata.created_at + 0.5}
+            return super().pull_messages([i for i in asked if i not in soon])
+
+    nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
+    grid = Moment(local, nodes, lambda done: {0, 2} if done < 1 else {1, 2})
+    _, out = play({**local, "min-participants": 1}, grid)
+    assert not out
 
 
 def test_a_node_that_was_left_out_is_asked_again(local: dict) -> None:
