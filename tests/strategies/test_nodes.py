@@ -61,14 +61,36 @@ def slow_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "HELLO", 0.3)
 
 
+@pytest.fixture
+def patiences(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which each exchange would have waited."""
+    found: list[float] = []
+    plain = base.Strategy.pull
+
+    def pull(self: base.Strategy, waiting: dict[str, Any], patience: float) -> Any:
+        found.append(patience)
+        return plain(self, waiting, patience)
+
+    monkeypatch.setattr(base.Strategy, "pull", pull)
+    return found
+
+
 @pytest.mark.usefixtures("slow_hellos")
-def test_a_node_that_never_says_whom_it_hosts_holds_up_one_round(local: dict) -> None:
+def test_a_node_that_never_says_whom_it_hosts_holds_up_one_round(local: dict, patiences: list[float]) -> None:
     """It is asked once, in round 2, and waited for as long as that may take."""
     mute = Nodes(local, [ALL, "image-0"], lambda done: {0} if done < 1 else {0, 1})
     mute.tamper = lambda message, reply: None if is_hello(message) and message.metadata.dst_node_id == 101 else reply
     started = time.monotonic()
     _, out = play(local, mute)
     assert not out and mute.hellos.count(101) == 1 and time.monotonic() - started < 20, "round-timeout"
+    assert patiences.count(base.HELLO) == 1
+
+
+def test_no_node_that_is_new_is_waited_for_longer_than_for_a_reply(local: dict, patiences: list[float]) -> None:
+    mute = Nodes(local, [ALL, "image-0"], lambda done: {0} if done < 1 else {0, 1})
+    mute.tamper = lambda message, reply: None if is_hello(message) and message.metadata.dst_node_id == 101 else reply
+    _, out = play({**local, "num-server-rounds": 2, "round-timeout": 2.0}, mute)
+    assert not out and max(patiences) == 2.0 < base.HELLO
 
 
 class Slow(Nodes):
@@ -85,6 +107,18 @@ def test_a_node_that_takes_long_to_say_whom_it_hosts_is_met_when_it_does(local: 
     grid = Slow(local, [ALL, "image-0 text-0"], lambda done: {0} if done < 1 else {0, 1})
     _, out = play(local, grid)
     assert not out and grid.hellos.count(101) == 1
+
+
+@pytest.mark.usefixtures("slow_hellos")
+def test_a_node_that_went_before_it_had_said_whom_it_hosts_is_asked_when_it_is_back(local: dict) -> None:
+    grid = Nodes(local, [ALL, "image-0"], lambda done: {0, 1} if done in (1, 3) else {0})
+
+    def mute(message: Message, reply: Message) -> Message | None:
+        return None if is_hello(message) and message.metadata.dst_node_id == 101 and grid.round < 2 else reply
+
+    grid.tamper = mute
+    _, out = play(local, grid)
+    assert not out and grid.hellos.count(101) == 2
 
 
 def test_a_node_that_hangs_at_the_start_does_not_keep_others_from_beginning(local: dict) -> None:
@@ -125,13 +159,16 @@ def test_a_participant_goes_back_to_its_first_node_when_a_second_has_gone(local:
     assert not out and grid.hellos == [100, 101]
 
 
-def test_a_node_whose_data_have_other_classes_now_is_left_out(local: dict, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("key", "other"), [("num-classes", 99), ("label-sets", "of other names")])
+def test_a_node_whose_data_have_other_classes_now_is_left_out(
+    key: str, other: int | str, local: dict, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also of those that it hosts beside the changed one: a node is taken up as a whole."""
 
     def changed(message: Message, reply: Message) -> Message:
         if is_hello(message) and message.metadata.dst_node_id == 101:
-            about = reply.content["config"]
-            about["num-classes"] = [*about["num-classes"][:-1], about["num-classes"][-1] + 1]  # type: ignore[index, operator, misc]
+            of_all: Any = reply.content["config"][key]
+            reply.content["config"][key] = [*of_all[:-1], other]
         return reply
 
     nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
