@@ -154,9 +154,16 @@ def test_nodes_that_stay_away_end_the_run_by_the_deadlines(local: dict) -> None:
 
 def test_a_participant_goes_back_to_its_first_node_when_a_second_has_gone(local: dict) -> None:
     """Started by mistake after round 1, and stopped after round 2; the first had been there all the time."""
-    grid = Nodes(local, [ALL, "image-0"], lambda done: {0, 1} if done == 1 else {0})
+    trained: dict[int, int] = {}
+
+    def note(message: Message, reply: Message) -> Message:
+        if "image-0/metrics" in reply.content:
+            trained[phase_of(message)[0]] = message.metadata.dst_node_id
+        return reply
+
+    grid = Nodes(local, [ALL, "image-0"], lambda done: {0, 1} if done == 1 else {0}, tamper=note)
     _, out = play(local, grid)
-    assert not out and grid.hellos == [100, 101]
+    assert not out and grid.hellos == [100, 101] and trained == {1: 100, 2: 101, 3: 100, 4: 100}
 
 
 @pytest.mark.parametrize(("key", "other"), [("num-classes", 99), ("label-sets", "of other names")])
@@ -237,6 +244,22 @@ def test_a_node_of_an_older_version_is_told_so(local: dict) -> None:
 
     with pytest.raises(base.RunFailed, match="the node on an unknown host runs other code, from None"):
         run(local, tamper=older)
+
+
+def test_a_node_of_another_app_or_with_a_stranger_is_told_so(local: dict) -> None:
+    def other(_: Message, reply: Message) -> Message:
+        reply.content = RecordDict({"metrics": MetricRecord({"loss": 1.0})})
+        return reply
+
+    def stranger(_: Message, reply: Message) -> Message:
+        names: Any = reply.content["config"]["participants"]
+        reply.content["config"]["participants"] = [*names[:-1], "stranger-0"]
+        return reply
+
+    with pytest.raises(base.RunFailed, match="something else; it runs another app"):
+        run(local, tamper=other)
+    with pytest.raises(base.RunFailed, match="hosts 'stranger-0', which is not in scenario emoji-tiny"):
+        run({**local, "run-name": "stranger"}, tamper=stranger)
 
 
 class Untaken(InProcessGrid):
