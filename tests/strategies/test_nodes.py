@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 
 from fedapps.client_app import app
 from fedapps.errors import UserError
@@ -68,14 +68,36 @@ def slow_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "HELLO", 0.3)
 
 
+@pytest.fixture
+def patiences(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds for which each exchange would have waited."""
+    found: list[float] = []
+    plain = base.Strategy.pull
+
+    def pull(self: base.Strategy, waiting: dict[str, Any], patience: float) -> Any:
+        found.append(patience)
+        return plain(self, waiting, patience)
+
+    monkeypatch.setattr(base.Strategy, "pull", pull)
+    return found
+
+
 @pytest.mark.usefixtures("slow_hellos")
-def test_a_node_that_never_says_whom_it_hosts_holds_up_one_round(local: dict) -> None:
+def test_a_node_that_never_says_whom_it_hosts_holds_up_one_round(local: dict, patiences: list[float]) -> None:
     """It is asked once, in round 2, and waited for as long as that may take."""
     mute = Nodes(local, [ALL, "image-0"], lambda done: {0} if done < 1 else {0, 1})
     mute.tamper = lambda message, reply: None if is_hello(message) and message.metadata.dst_node_id == 101 else reply
     started = time.monotonic()
     _, out = play(local, mute)
     assert not out and mute.hellos.count(101) == 1 and time.monotonic() - started < 20, "round-timeout"
+    assert patiences.count(base.HELLO) == 1
+
+
+def test_no_node_that_is_new_is_waited_for_longer_than_for_a_reply(local: dict, patiences: list[float]) -> None:
+    mute = Nodes(local, [ALL, "image-0"], lambda done: {0} if done < 1 else {0, 1})
+    mute.tamper = lambda message, reply: None if is_hello(message) and message.metadata.dst_node_id == 101 else reply
+    _, out = play({**local, "num-server-rounds": 2, "round-timeout": 2.0}, mute)
+    assert not out and max(patiences) == 2.0 < base.HELLO
 
 
 class Slow(Nodes):
@@ -92,6 +114,18 @@ def test_a_node_that_takes_long_to_say_whom_it_hosts_is_met_when_it_does(local: 
     grid = Slow(local, [ALL, "image-0 text-0"], lambda done: {0} if done < 1 else {0, 1})
     _, out = play(local, grid)
     assert not out and grid.hellos.count(101) == 1
+
+
+@pytest.mark.usefixtures("slow_hellos")
+def test_a_node_that_went_before_it_had_said_whom_it_hosts_is_asked_when_it_is_back(local: dict) -> None:
+    grid = Nodes(local, [ALL, "image-0"], lambda done: {0, 1} if done in (1, 3) else {0})
+
+    def mute(message: Message, reply: Message) -> Message | None:
+        return None if is_hello(message) and message.metadata.dst_node_id == 101 and grid.round < 2 else reply
+
+    grid.tamper = mute
+    _, out = play(local, grid)
+    assert not out and grid.hellos.count(101) == 2
 
 
 def test_a_node_that_hangs_at_the_start_does_not_keep_others_from_beginning(local: dict) -> None:
@@ -127,18 +161,28 @@ def test_nodes_that_stay_away_end_the_run_by_the_deadlines(local: dict) -> None:
 
 def test_a_participant_goes_back_to_its_first_node_when_a_second_has_gone(local: dict) -> None:
     """Started by mistake after round 1, and stopped after round 2; the first had been there all the time."""
-    grid = Nodes(local, [ALL, "image-0"], lambda done: {0, 1} if done == 1 else {0})
+    trained: dict[int, int] = {}
+
+    def note(message: Message, reply: Message) -> Message:
+        if "image-0/metrics" in reply.content:
+            trained[phase_of(message)[0]] = message.metadata.dst_node_id
+        return reply
+
+    grid = Nodes(local, [ALL, "image-0"], lambda done: {0, 1} if done == 1 else {0}, tamper=note)
     _, out = play(local, grid)
-    assert not out and grid.hellos == [100, 101]
+    assert not out and grid.hellos == [100, 101] and trained == {1: 100, 2: 101, 3: 100, 4: 100}
 
 
-def test_a_node_whose_data_have_other_classes_now_is_left_out(local: dict, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("key", "other"), [("num-classes", 99), ("label-sets", "of other names")])
+def test_a_node_whose_data_have_other_classes_now_is_left_out(
+    key: str, other: int | str, local: dict, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also of those that it hosts beside the changed one: a node is taken up as a whole."""
 
     def changed(message: Message, reply: Message) -> Message:
         if is_hello(message) and message.metadata.dst_node_id == 101:
-            about = reply.content["config"]
-            about["num-classes"] = [*about["num-classes"][:-1], about["num-classes"][-1] + 1]  # type: ignore[index, operator, misc]
+            of_all: Any = reply.content["config"][key]
+            reply.content["config"][key] = [*of_all[:-1], other]
         return reply
 
     nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
@@ -148,6 +192,37 @@ def test_a_node_whose_data_have_other_classes_now_is_left_out(local: dict, caplo
     assert time.monotonic() - started < 20, "round-timeout: enough of the others are there"
     assert out == {(r, name) for r in (2, 3, 4) for name in ("image-0", "text-0")}
     assert "a node that has come is left out: the data of text-0 on" in caplog.text
+
+
+def test_a_node_that_comes_back_with_more_samples_trains_with_them(local: dict) -> None:
+    def more(message: Message, reply: Message) -> Message:
+        if is_hello(message) and message.metadata.dst_node_id == 101:
+            counts: Any = reply.content["config"]["num-examples"]
+            reply.content["config"]["num-examples"] = [count + 5 for count in counts]
+        elif message.metadata.dst_node_id == 101:
+            values = dict(reply.content["image-0/metrics"])
+            reply.content["image-0/metrics"] = MetricRecord({**values, "num-examples": values["num-examples"] + 5})
+        return reply
+
+    rows, out = play(local, Nodes(local, [ALL, ALL], lambda done: {0} if done < 1 else {1}, tamper=more))
+    assert not out
+    trained = [row["num_examples"] for row in rows if (row["phase"], row["participant"]) == ("train", "image-0")]
+    assert trained == [48, 53, 53, 53]
+
+
+def test_a_node_that_comes_back_has_a_moment_to_say_whom_it_hosts(local: dict) -> None:
+    """Also where the round could do without it."""
+
+    class Moment(Nodes):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            asked = {i: self.pushed[i] for i in message_ids if i in self.pushed}
+            soon = {i for i, m in asked.items() if is_hello(m) and time.time() < m.metadata.created_at + 0.5}
+            return super().pull_messages([i for i in asked if i not in soon])
+
+    nodes = ["image-0 text-0", "image-0 text-0", "mm-0 mm-1"]
+    grid = Moment(local, nodes, lambda done: {0, 2} if done < 1 else {1, 2})
+    _, out = play({**local, "min-participants": 1}, grid)
+    assert not out
 
 
 def test_a_node_that_was_left_out_is_asked_again(local: dict) -> None:
@@ -254,6 +329,22 @@ def test_an_app_that_a_simulation_s_own_process_cannot_load_ends_the_run(
         play(local, grid)
     about = json.loads(Path(local["results-dir"], "r", "run.json").read_text())
     assert about["status"] == "failed" and "fedapps.client_app:app cannot be loaded" in about["reason"]
+
+
+def test_a_node_of_another_app_or_with_a_stranger_is_told_so(local: dict) -> None:
+    def other(_: Message, reply: Message) -> Message:
+        reply.content = RecordDict({"metrics": MetricRecord({"loss": 1.0})})
+        return reply
+
+    def stranger(_: Message, reply: Message) -> Message:
+        names: Any = reply.content["config"]["participants"]
+        reply.content["config"]["participants"] = [*names[:-1], "stranger-0"]
+        return reply
+
+    with pytest.raises(base.RunFailed, match="something else; it runs another app"):
+        run(local, tamper=other)
+    with pytest.raises(base.RunFailed, match="hosts 'stranger-0', which is not in scenario emoji-tiny"):
+        run({**local, "run-name": "stranger"}, tamper=stranger)
 
 
 class Untaken(InProcessGrid):
