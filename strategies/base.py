@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
@@ -19,7 +17,6 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from torch import Tensor
 
 from fedapps import wire
-from fedapps.code_hash import code_hash, folder
 from fedapps.contract import Contract
 from fedapps.errors import RoundFailed, RunFailed, UserError
 from fedapps.holdings import Holdings
@@ -30,32 +27,14 @@ from fedapps.scenario import Scenario
 from fedapps.seeds import generator
 from fedapps.settings import Settings
 from fedapps.state import Version
+from strategies.nodes import Nodes
+from strategies.post import EXPIRED, Post, short, split
 
 Content = Mapping[str, Mapping[str, Tensor]]
 """Record name -> tensors by name."""
 
-K = TypeVar("K")
-
 PER_MESSAGE = 8
 """Participants of one node that a message serves at most."""
-
-PULLED = 4
-"""Replies that are fetched at once at most: 32 models are in memory."""
-
-EXPIRED = (3, 4)
-"""Flower's error codes of a message, or of its reply, that is no more."""
-
-GONE = (*EXPIRED, 5)
-"""The same, and of a node that is not there: others are of one that is, and cannot run the app."""
-
-FLOWERS = re.compile(r"<class '(?:.*\.)?([^.]+)'>:<'(.*)'>", re.DOTALL)
-"""An exception as Flower tells it."""
-
-HELLO = 30.0
-"""Seconds that a round waits for a node that has come to say whom it hosts; one that takes longer is met later."""
-
-MOST_SAID = 500
-"""Characters of an error that a participant may put into the records of a run."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +78,9 @@ class Strategy(FlowerStrategy):
         self.holdings = holdings
         self.run = run
         self.method = method(settings.algo)
-        self.nodes: dict[str, int] = {}  # participant -> node id
-        self.examples: dict[str, int] = {}  # participant -> its number of training samples
-        self.classes: dict[str, int] = {}  # participant -> number of classes of its task, 0 where it has none
-        self.labels: dict[str, str] = {}  # participant -> a hash of its classes' names
-        self.greeted: dict[int, list[str]] = {}  # node -> the participants that it hosts, as it has said
-        self.hellos: dict[str, int] = {}  # message id -> the node that is asked for that
-        self.broken: set[int] = set()  # nodes that have answered with an error: each is asked a second time
+        self.post = Post(settings, run)
+        self.nodes = Nodes(settings, scenario, holdings, self.post, self.config)
+        self.examples, self.classes, self.labels = self.nodes.examples, self.nodes.classes, self.nodes.labels
         self.chosen: list[str] = []  # participants of this round
         self.evaluated: dict[str, dict[str, float]] = {}  # test metrics of this round
         self.failed: set[str] = set()  # participants that have failed in this round
@@ -155,9 +130,9 @@ class Strategy(FlowerStrategy):
         self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int | None = None, **_: Any
     ) -> Result:
         """Run all rounds; results are in the run folder."""
-        self.grid = grid
+        self.post.grid = grid
         num_rounds = num_rounds or self.settings.num_server_rounds
-        self.wait_for_participants()
+        self.nodes.meet_all()
         self.setup()
         done = self.resume()
         if done is None:
@@ -172,7 +147,7 @@ class Strategy(FlowerStrategy):
         for self.round in range(done + 1, num_rounds + 1):
             self.step, self.evaluated, self.failed = 0, {}, set()
             self.chosen = self.sample()
-            self.gather()
+            self.nodes.gather(self.chosen)
             try:
                 self.train_round(self.round)
                 failed = 0
@@ -242,116 +217,6 @@ class Strategy(FlowerStrategy):
         log(INFO, "\t├──> %s on scenario %s", self.method.title, self.scenario.name)
         log(INFO, "\t└──> participants: %s", ", ".join(self.scenario.by_name))
 
-    # ------------------------------------------------------------------------------------- who is there
-
-    def wait_for_participants(self) -> None:
-        """Meet nodes until every participant is hosted; ``RunFailed`` with the missing names at the deadline."""
-        everybody = list(self.scenario.by_name)
-        self.meet(0)
-        if missing := self.wait_for(everybody, len(everybody)):
-            raise RunFailed(
-                f"after {self.settings.round_timeout:.0f} s no node hosts {', '.join(missing)}; start a SuperNode "
-                f"with --node-config 'participant=\"{missing[0]}\"', or raise round-timeout"
-            )
-        log(INFO, "%d participants on %d nodes", len(self.nodes), len(set(self.nodes.values())))
-
-    def gather(self) -> None:
-        """Meet nodes until as many of this round's participants are hosted as it needs, or the deadline: they may be
-        away for a while, as when a network is down. With one missing, nodes that host nobody are asked once more."""
-        self.meet(HELLO)
-        if any(name not in self.nodes for name in self.scenario.by_name):
-            self.greeted = {node: names for node, names in self.greeted.items() if names}
-            self.meet(HELLO)
-        self.wait_for(self.chosen, min(self.settings.min_participants, len(self.chosen)))
-
-    def wait_for(self, names: list[str], least: int) -> list[str]:
-        """Meet nodes until they host ``least`` of some participants, or the deadline; those that no node hosts."""
-        started, told = time.monotonic(), -math.inf
-        while len(missing := [name for name in names if name not in self.nodes]) > len(names) - least:
-            waited = time.monotonic() - started
-            if waited > self.settings.round_timeout:
-                break
-            if waited > told + 30:
-                log(INFO, "waiting for nodes that host %s", ", ".join(missing))
-                told = waited
-            time.sleep(0.1)
-            self.meet(0)
-        return missing
-
-    def meet(self, patience: float) -> None:
-        """Shake hands with nodes that have come, forget those that have gone.
-
-        Nobody waits longer than ``patience`` seconds for one that has come to answer; it is met when it does.
-        """
-        present = set(self.grid.get_node_ids())
-        self.greeted = {node: names for node, names in self.greeted.items() if node in present}
-        self.nodes = {name: node for node, names in self.greeted.items() for name in names}  # of two the newer
-        self.hellos = {message_id: node for message_id, node in self.hellos.items() if node in present}
-        content = RecordDict({f"{wire.ALL}/{wire.CONFIG}": self.config([])})
-        new = sorted(present - set(self.greeted) - set(self.hellos.values()))
-        asked = {node: Message(content, node, "query.hello", ttl=self.ttl, group_id="0") for node in new}
-        self.hellos |= self.push(asked)
-        for node, reply in self.pull(self.hellos, min(patience, self.settings.round_timeout) if new else 0):
-            if reply.has_error() and self.may_come_round(node, reply.error.code):
-                log(WARNING, "a node did not answer: %s", _short(reply.error.reason))
-                continue
-            self.greeted[node] = []
-            try:
-                self.welcome(node, reply)
-            except RunFailed as error:
-                if self.round == 0:
-                    raise
-                log(WARNING, "a node that has come is left out: %s", error)  # the round goes on without it
-
-    def may_come_round(self, node: int, code: int) -> bool:
-        """Whether a node that answered with an error is asked again: one that has gone, as long as it is listed; one
-        that cannot run the app, once, as another process of its machine may just be unpacking the app."""
-        first = node not in self.broken
-        if code not in GONE:
-            self.broken.add(node)
-        return first or code in GONE
-
-    def welcome(self, node: int, reply: Message) -> None:
-        """Check that a node runs the same code on the same public data, and learn whom it hosts."""
-        if reply.has_error():
-            raise RunFailed(
-                f"node {node} cannot run the app: {_short(reply.error.reason)}; its log says more; install there what "
-                "the server has, in the same version"
-            )
-        content = reply.content
-        if wire.ERROR in content:
-            told = {key: str(value) for key, value in content[wire.ERROR].items()}
-            raise RunFailed(f"the node on {told.get('host', 'an unknown host')}: {_short(told.get('error'))}")
-        if wire.CONFIG not in content.config_records:
-            raise RunFailed("a node answered the first message with something else; it runs another app")
-        about = content.config_records[wire.CONFIG]
-        host = str(about.get("host", "an unknown host"))
-        if about.get("code-hash") != code_hash():
-            raise RunFailed(
-                f"the node on {host} runs other code, from {about.get('code-folder')!s}, than the server, from "
-                f"{folder('fedapps').parent}; install the same version on both, or, in simulation, stop the local "
-                "SuperLink that was started with the other"
-            )
-        if about["public-hash"] != self.holdings.public_hash:
-            raise RunFailed(f"the node on {host} holds other public data, or in another order, than the server")
-        names: Any = about["participants"]
-        counts: Any = about["num-examples"]
-        classes: Any = about["num-classes"]
-        labels: Any = about["label-sets"]
-        hosted = list(zip(names, counts, classes, labels, strict=True))
-        for name, _, number, label_set in hosted:  # all of them, before any is taken up
-            if name not in self.scenario.by_name:
-                raise RunFailed(f"the node on {host} hosts '{name}', which is not in scenario {self.scenario.name}")
-            if name in self.nodes and self.round == 0:
-                raise RunFailed(f"two nodes host {name}; give each SuperNode its own participant")
-            if self.round > 0 and (number, label_set) != (self.classes[name], self.labels[name]):
-                raise RunFailed(f"the data of {name} on {host} have other classes than at the start of the run")
-        for name, count, number, label_set in hosted:
-            self.examples[name], self.classes[name], self.labels[name] = count, number, label_set
-            self.nodes[name] = node  # later the newest counts: a restarted node may still be listed by its old id
-            self.greeted[node].append(name)
-            log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
-
     def sample(self) -> list[str]:
         """The participants of this round, drawn by seed and round from all names, whoever is there."""
         picked: set[str] = set()
@@ -401,11 +266,11 @@ class Strategy(FlowerStrategy):
         started = time.monotonic()
         self.step += 1
         asked = self.chosen if to is None else to
-        there = [name for name in asked if name in self.nodes]
+        there = [name for name in asked if name in self.nodes.of]
         messages, sent = self.messages(phase, there, shared or {}, each or {})
         replies: dict[str, Reply] = {}
         failures = {name: "no node hosts it now" for name in asked if name not in there}
-        for served, message in self.exchange(messages):
+        for served, message in self.post.exchange(messages):
             for name in served:
                 try:
                     reply = self.open(phase, name, message)
@@ -471,76 +336,27 @@ class Strategy(FlowerStrategy):
                 content |= wire.prefixed(name, own[name])
             messages[tuple(names)] = Message(
                 RecordDict(content),
-                self.nodes[names[0]],
+                self.nodes.of[names[0]],
                 message_type,
-                ttl=self.ttl,
+                ttl=self.post.ttl,
                 group_id=str(self.round),
             )
         return messages, sent
 
-    @property
-    def ttl(self) -> float:
-        """Seconds that a message and its reply live. A reply that has come in time must not expire while others are
-        read; a message that nobody has begun by the deadline should soon be gone."""
-        return 1.25 * self.settings.round_timeout
-
     def together(self, asked: list[str]) -> Iterator[list[str]]:
         """Those of ``asked`` that one message serves: of one node, and not too many."""
-        for node in sorted({self.nodes[name] for name in asked}):
-            names = [name for name in asked if self.nodes[name] == node]
-            yield from _split(names, PER_MESSAGE)
-
-    def exchange(self, messages: Mapping[K, Message]) -> Iterator[tuple[K, Message]]:
-        """Push messages and yield the replies, as they come until the deadline, by the keys of their messages.
-
-        A message that Flower does not take is answered by an error.
-        """
-        waiting = self.push(messages)
-        for key, message in messages.items():
-            if message.metadata.message_id not in waiting:
-                yield key, Message(Error(0, "its message could not be sent; its node may have gone"), reply_to=message)
-        yield from self.pull(waiting, self.settings.round_timeout)
-
-    def push(self, messages: Mapping[K, Message]) -> dict[str, K]:
-        """Push messages; the keys of those that Flower has taken by message id. It says nothing of the others."""
-        taken = set(self.grid.push_messages(list(messages.values()))) - {""}
-        ids = {key: message.metadata.message_id for key, message in messages.items()}
-        return {message_id: key for key, message_id in ids.items() if message_id in taken}
-
-    def pull(self, waiting: dict[str, K], patience: float) -> Iterator[tuple[K, Message]]:
-        """Yield replies to messages as they come within ``patience`` seconds, and strike these off ``waiting``.
-
-        Few are fetched at a time, so that memory does not grow with the number of participants.
-        """
-        started, over = time.monotonic(), False
-        while waiting and not over:
-            waited = time.monotonic() - started
-            over = waited >= patience
-            for some in _split(list(waiting), PULLED):
-                for reply in self.grid.pull_messages(some):
-                    if (asked := reply.metadata.reply_to_message_id) in waiting:  # else it is here twice
-                        self.alive(reply)
-                        yield waiting.pop(asked), reply
-            if waiting and not over:
-                time.sleep(min(max(0.02, 0.05 * waited), 1.0))  # look often at first, then each second
-
-    def alive(self, reply: Message) -> None:
-        """``RunFailed`` if a process of Ray has died: Flower keeps giving it work, which fails at once."""
-        if reply.has_error() and "ActorDied" in (reply.error.reason or ""):
-            raise RunFailed(
-                "a process of the simulation died, most often because memory ran out; run again with "
-                f"{self.run.resuming}, and with fewer at once, as --federation-config 'client-resources-num-cpus=2' "
-                "has it"
-            )
+        for node in sorted({self.nodes.of[name] for name in asked}):
+            names = [name for name in asked if self.nodes.of[name] == node]
+            yield from split(names, PER_MESSAGE)
 
     def open(self, phase: str, name: str, message: Message) -> Reply:
         """One participant's part of a node's reply; ``WireError`` if anything about it is wrong."""
         if message.has_error():
             gone = message.error.code in EXPIRED
-            raise wire.WireError(self.late() if gone else _short(message.error.reason))
+            raise wire.WireError(self.late() if gone else short(message.error.reason))
         records = wire.records_of(message.content, name)
         if wire.ERROR in records:
-            raise wire.WireError(_short(str(dict(records[wire.ERROR]).get("error"))))
+            raise wire.WireError(short(str(dict(records[wire.ERROR]).get("error"))))
         if not records:
             raise wire.WireError("the reply holds nothing of this participant")
         world = (self.settings.dump(), self.scenario.dump(), self.settings.data_path)
@@ -634,7 +450,7 @@ class Strategy(FlowerStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages of a ``train`` phase in which nothing is shared."""
-        self.grid, self.round = grid, server_round
+        self.post.grid, self.round = grid, server_round
         return self.messages("train", self.chosen, {}, {})[0].values()
 
     def aggregate_train(
@@ -647,20 +463,9 @@ class Strategy(FlowerStrategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The messages of an ``evaluate`` phase."""
-        self.grid, self.round = grid, server_round
-        return self.messages("evaluate", list(self.nodes), {}, {})[0].values()
+        self.post.grid, self.round = grid, server_round
+        return self.messages("evaluate", list(self.nodes.of), {}, {})[0].values()
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Metrics go to the run folder, participant by participant."""
         return None
-
-
-def _split(items: list[str], size: int) -> Iterator[list[str]]:
-    return (items[i : i + size] for i in range(0, len(items), size))
-
-
-def _short(reason: str | None) -> str:
-    """The telling line of an error that may be a whole traceback, and not too much of it."""
-    told = FLOWERS.sub(lambda found: found[2] if "\n" in found[2] else f"{found[1]}: {found[2]}", reason or "")
-    lines = [line.strip() for line in told.splitlines() if line.strip()]
-    return lines[-1][:MOST_SAID] if lines else "no reason given"

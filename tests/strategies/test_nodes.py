@@ -16,13 +16,14 @@ import pytest
 from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 
 from fedapps.client_app import app
-from fedapps.errors import UserError
+from fedapps.errors import RunFailed, UserError
 from fedapps.methods import METHODS
 from fedapps.results.folder import read_rows
 from fedapps.server_app import main
 from fedapps.settings import read
 from simulations.in_process import RUN_ID, InProcessGrid, run
-from strategies import base
+from strategies import base, nodes
+from strategies.post import PULLED, Post
 from tests.end_to_end.flower import metrics
 from tests.faults import lost, phase_of
 
@@ -65,20 +66,20 @@ def play(config: dict, grid: InProcessGrid) -> tuple[list[dict], set[tuple[int, 
 
 @pytest.fixture
 def slow_hellos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "HELLO", 0.3)
+    monkeypatch.setattr(nodes, "HELLO", 0.3)
 
 
 @pytest.fixture
 def patiences(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds for which each exchange would have waited."""
     found: list[float] = []
-    plain = base.Strategy.pull
+    plain = Post.pull
 
-    def pull(self: base.Strategy, waiting: dict[str, Any], patience: float) -> Any:
+    def pull(self: Post, waiting: dict[str, Any], patience: float) -> Any:
         found.append(patience)
         return plain(self, waiting, patience)
 
-    monkeypatch.setattr(base.Strategy, "pull", pull)
+    monkeypatch.setattr(Post, "pull", pull)
     return found
 
 
@@ -90,14 +91,14 @@ def test_a_node_that_never_says_whom_it_hosts_holds_up_one_round(local: dict, pa
     started = time.monotonic()
     _, out = play(local, mute)
     assert not out and mute.hellos.count(101) == 1 and time.monotonic() - started < 20, "round-timeout"
-    assert patiences.count(base.HELLO) == 1
+    assert patiences.count(nodes.HELLO) == 1
 
 
 def test_no_node_that_is_new_is_waited_for_longer_than_for_a_reply(local: dict, patiences: list[float]) -> None:
     mute = Nodes(local, [ALL, "image-0"], lambda done: {0} if done < 1 else {0, 1})
     mute.tamper = lambda message, reply: None if is_hello(message) and message.metadata.dst_node_id == 101 else reply
     _, out = play({**local, "num-server-rounds": 2, "round-timeout": 2.0}, mute)
-    assert not out and max(patiences) == 2.0 < base.HELLO
+    assert not out and max(patiences) == 2.0 < nodes.HELLO
 
 
 class Slow(Nodes):
@@ -155,7 +156,7 @@ def test_nodes_that_are_all_away_for_a_while_are_waited_for(local: dict) -> None
 
 def test_nodes_that_stay_away_end_the_run_by_the_deadlines(local: dict) -> None:
     config = {**local, "round-timeout": 0.3, "max-failed-rounds": 2}
-    with pytest.raises(base.RunFailed, match=r"round 3, train: 0 good replies, .*no node hosts it now"):
+    with pytest.raises(RunFailed, match=r"round 3, train: 0 good replies, .*no node hosts it now"):
         play(config, Nodes(config, [ALL], lambda done: {0} if done < 1 else set()))
 
 
@@ -249,7 +250,7 @@ def test_a_node_of_an_older_version_is_told_so(local: dict) -> None:
                 del about[key]
         return reply
 
-    with pytest.raises(base.RunFailed, match="the node on an unknown host runs other code, from None"):
+    with pytest.raises(RunFailed, match="the node on an unknown host runs other code, from None"):
         run(local, tamper=older)
 
 
@@ -287,7 +288,7 @@ def test_a_node_that_cannot_run_the_app_ends_the_run_at_its_start(code: int, loc
     """Whatever round-timeout is; it is asked twice."""
     config = {**local, "round-timeout": 3600.0}
     grid = Nodes(config, ["image-0 text-0", "mm-0 mm-1"], lambda _: {0, 1}, tamper=unable(code))
-    with pytest.raises(base.RunFailed, match=f"^node 101 cannot run the app: {re.escape(BROKEN[code][1])}; its log"):
+    with pytest.raises(RunFailed, match=f"^node 101 cannot run the app: {re.escape(BROKEN[code][1])}; its log"):
         play(config, grid)
     assert grid.hellos == [100, 101, 101]
 
@@ -315,7 +316,7 @@ def test_a_method_that_cannot_be_loaded_at_a_node_ends_the_run(local: dict, monk
     host, client = platform.node(), dataclasses.replace(METHODS["local"], client="clients.none:app")
     monkeypatch.setitem(METHODS, "local", client)
     why = f"the node on {host}: clients.none:app cannot be loaded: ModuleNotFoundError: No module named 'clients.none'"
-    with pytest.raises(base.RunFailed, match=f"^{re.escape(why)}$"):
+    with pytest.raises(RunFailed, match=f"^{re.escape(why)}$"):
         run(local)
 
 
@@ -341,9 +342,9 @@ def test_a_node_of_another_app_or_with_a_stranger_is_told_so(local: dict) -> Non
         reply.content["config"]["participants"] = [*names[:-1], "stranger-0"]
         return reply
 
-    with pytest.raises(base.RunFailed, match="something else; it runs another app"):
+    with pytest.raises(RunFailed, match="something else; it runs another app"):
         run(local, tamper=other)
-    with pytest.raises(base.RunFailed, match="hosts 'stranger-0', which is not in scenario emoji-tiny"):
+    with pytest.raises(RunFailed, match="hosts 'stranger-0', which is not in scenario emoji-tiny"):
         run({**local, "run-name": "stranger"}, tamper=stranger)
 
 
@@ -414,4 +415,4 @@ def test_few_replies_are_fetched_at_a_time(local: dict) -> None:
             return super().pull_messages(message_ids)
 
     _, out = play({**local, "num-server-rounds": 1}, Counting(app, 10, run_config=local))
-    assert not out and max(asked) == base.PULLED < 10
+    assert not out and max(asked) == PULLED < 10
