@@ -10,12 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedapps import wire
 from fedapps.client_app import app
 from fedapps.errors import RoundFailed, RunFailed, UserError
 from fedapps.results.folder import RunFolder, check_run_folder, read_rows
+from fedapps.scenario import folder
 from fedapps.server_app import main
 from fedapps.settings import read
 from fedapps.state import Store, load_tree, save_tree
@@ -244,6 +246,20 @@ def test_training_that_diverges_is_told_with_what_helps(tiny: dict) -> None:
     """Under FedAvg nothing is kept, and the loss is the first to tell."""
     with pytest.raises(RunFailed, match=r"image-0: training diverged: .*; take a smaller learning rate"):
         run({**tiny, "learning-rate": 1e30, "max-failed-rounds": 1})
+
+
+@pytest.mark.parametrize(("rate", "told"), [(1e10, "'model/.*' holds NaN or infinity"), (1e20, "task_loss is nan")])
+def test_a_server_whose_own_training_diverges_says_so(rate: float, told: str, tiny: dict, tmp_path: Path) -> None:
+    """Nobody is sent such a model, and no checkpoint is made of it."""
+    about = yaml.safe_load((folder() / "emoji-tiny.yaml").read_text())
+    about["server"]["train"]["learning-rate"] = rate
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(about))
+    told = f"the server's training diverged: {told}; take a smaller learning rate for it"
+    with pytest.raises(UserError, match=told):
+        run({**tiny, "algo": "fedafd", "scenario": str(tmp_path / "s.yaml")})
+    path = tmp_path / "r"
+    assert json.loads((path / "run.json").read_text())["reason"].startswith("the server's training diverged")
+    assert not Store(path / "checkpoint").versions()
 
 
 def test_where_fewer_than_min_participants_train_all_of_them_are_enough(tiny: dict) -> None:
