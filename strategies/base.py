@@ -54,6 +54,9 @@ FLOWERS = re.compile(r"<class '(?:.*\.)?([^.]+)'>:<'(.*)'>", re.DOTALL)
 HELLO = 30.0
 """Seconds that a round waits for a node that has come to say whom it hosts; one that takes longer is met later."""
 
+HOSTED: dict[str, type] = {"participants": str, "num-examples": int, "num-classes": int, "label-sets": str}
+"""What a node says of those that it hosts: lists of the same length."""
+
 MOST_SAID = 500
 """Characters of an error that a participant may put into the records of a run."""
 
@@ -180,12 +183,14 @@ class Strategy(FlowerStrategy):
                 failed += 1
                 self.skip(error, failed)
             self.evaluate_round()
+            progress.record(self.round)  # before it is saved: rows that lack then are not made again
             self.save(self.round)
             progress.round_done(self.round)
         return Result()
 
     def save(self, done: int) -> None:
         """Checkpoint of the end of a round."""
+        self.run.sync()
         with self.run.writing():
             self.run.checkpoint.save((done, 0), {**self.state_dict(), "states": self.states})
 
@@ -332,13 +337,9 @@ class Strategy(FlowerStrategy):
                 f"{folder('fedapps').parent}; install the same version on both, or, in simulation, stop the local "
                 "SuperLink that was started with the other"
             )
-        if about["public-hash"] != self.holdings.public_hash:
+        if about.get("public-hash") != self.holdings.public_hash:
             raise RunFailed(f"the node on {host} holds other public data, or in another order, than the server")
-        names: Any = about["participants"]
-        counts: Any = about["num-examples"]
-        classes: Any = about["num-classes"]
-        labels: Any = about["label-sets"]
-        hosted = list(zip(names, counts, classes, labels, strict=True))
+        hosted = _hosted(about, host)
         for name, _, number, label_set in hosted:  # all of them, before any is taken up
             if name not in self.scenario.by_name:
                 raise RunFailed(f"the node on {host} hosts '{name}', which is not in scenario {self.scenario.name}")
@@ -350,7 +351,7 @@ class Strategy(FlowerStrategy):
             self.examples[name], self.classes[name], self.labels[name] = count, number, label_set
             self.nodes[name] = node  # later the newest counts: a restarted node may still be listed by its old id
             self.greeted[node].append(name)
-            log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
+            log(INFO, "%s: %d samples, %s on %s", name, count, about.get("device"), host)
 
     def sample(self) -> list[str]:
         """The participants of this round, drawn by seed and round from all names, whoever is there."""
@@ -653,6 +654,16 @@ class Strategy(FlowerStrategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Metrics go to the run folder, participant by participant."""
         return None
+
+
+def _hosted(about: ConfigRecord, host: str) -> list[tuple[str, int, int, str]]:
+    """Name, samples, classes and label set of each participant of a node; ``RunFailed`` where it does not say so."""
+    columns: list[Any] = [about.get(key) for key in HOSTED]
+    pairs = zip(columns, HOSTED.values(), strict=True)
+    lists = all(isinstance(column, list) and all(type(value) is kind for value in column) for column, kind in pairs)
+    if not lists or len({len(column) for column in columns}) > 1:
+        raise RunFailed(f"the node on {host} does not say whom it hosts in a way that can be read")
+    return list(zip(*columns, strict=True))
 
 
 def _split(items: list[str], size: int) -> Iterator[list[str]]:
