@@ -28,6 +28,7 @@ from fedapps.scenario import Scenario, known, load_scenario, mistakes
 # What imports torch is imported where it is needed: `fedapps list` and `--help` answer at once.
 
 ROUND = re.compile(r"\[round (\d+)/(\d+)\] .*, (.*)")
+FAILED = re.compile(r"ERROR\s*:\s*run failed: (.*)")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 EPILOG = """\
@@ -188,16 +189,18 @@ def _run(args: argparse.Namespace) -> int:
     before = launch.recorded(folder)
     print(f"run folder: {folder}", flush=True)
     try:
-        with Screen(settings.num_server_rounds) as show:
-            code = launch.follow(line, show)
+        with Screen(settings.num_server_rounds) as screen:
+            code = launch.follow(line, screen.show)
     except KeyboardInterrupt:
         _mark_stopped(folder)
         raise
     status, reason = launch.outcome(folder, before)
+    if screen.failed and status != "failed":  # what is in the folder is another's, which was begun at the same time
+        status, reason = "failed", screen.failed
     if status == "finished":
         _print_results(folder)
     else:
-        print(f"error: {_what_failed(status, reason, code)}; log: {launch.superlink_log()}", file=sys.stderr)
+        print(f"error: {_what_failed(folder, status, reason, code)}; log: {launch.superlink_log()}", file=sys.stderr)
     print(f"run folder: {folder}", flush=True)
     return 0 if status == "finished" else 1
 
@@ -218,12 +221,16 @@ def run_config(words: Iterable[str]) -> dict[str, Any]:
     return {key: value for key, value in stored.items() if value not in (None, run_settings.AUTO)} | config
 
 
-def _what_failed(status: str, reason: str | None, code: int) -> str:
+def _what_failed(folder: Path, status: str, reason: str | None, code: int) -> str:
+    from fedapps.results.folder import at_work, resuming
+
     if status == "failed":
         return f"the run failed: {reason}"
     if status == "missing":
         return f"the run did not start, see the lines above (flwr exit code {code})"
-    return f"the run ended without a result (flwr exit code {code}); `flwr list` tells its state"
+    if at_work(folder):
+        return f"Flower tells no more of the run (flwr exit code {code}), but it is still going on in {folder}"
+    return f"the run ended without a result (flwr exit code {code}); run again with {resuming(folder)}"
 
 
 def _mark_stopped(folder: Path) -> None:
@@ -256,16 +263,19 @@ class Screen:
             disable=not self.terminal,
         )
         self.task = self.bar.add_task("starting Flower", total=num_rounds)
+        self.failed: str | None = None  # why the run has failed, as its ServerApp says
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Screen:
         self.bar.start()
-        return self.show
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
     def show(self, line: str) -> None:
         plain = ANSI.sub("", line)
+        if told := FAILED.match(plain):
+            self.failed = told[1]
         if not self.terminal:
             print(plain, flush=True)
             return

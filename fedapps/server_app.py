@@ -22,11 +22,15 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Check everything, open the run folder, run, summarise. Whatever fails is in ``run.json``."""
-    settings, scenario = read(context.run_config)
-    holdings = Holdings(scenario, settings.seed, settings.data_path)
-    entry = checks.check(settings, scenario, holdings, private=False)
-    run = RunFolder(settings, scenario)
+    """Check everything, open the run folder, run, summarise. Whatever fails from then on is in ``run.json``."""
+    try:
+        settings, scenario = read(context.run_config)
+        holdings = Holdings(scenario, settings.seed, settings.data_path)
+        entry = checks.check(settings, scenario, holdings, private=False)
+        run = RunFolder(settings, scenario)
+    except UserError as error:
+        log(ERROR, "run failed: %s", error)
+        raise
     log(INFO, "run folder: %s", run.path)
     try:
         resolve("fedapps.client_app:app")  # Flower does so too in a simulation, and tells its log alone if it cannot

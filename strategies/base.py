@@ -155,12 +155,14 @@ class Strategy(FlowerStrategy):
                 failed += 1
                 self.skip(error, failed)
             self.evaluate_round()
+            progress.record(self.round)  # before it is saved: rows that lack then are not made again
             self.save(self.round)
             progress.round_done(self.round)
         return Result()
 
     def save(self, done: int) -> None:
         """Checkpoint of the end of a round."""
+        self.run.sync()
         with self.run.writing():
             self.run.checkpoint.save((done, 0), {**self.state_dict(), "states": self.states})
 

@@ -25,6 +25,9 @@ GONE = (*EXPIRED, 5)
 HELLO = 30.0
 """Seconds that a round waits for a node that has come to say whom it hosts; one that takes longer is met later."""
 
+HOSTED: dict[str, type] = {"participants": str, "num-examples": int, "num-classes": int, "label-sets": str}
+"""What a node says of those that it hosts: lists of the same length."""
+
 
 class Nodes:
     """Meets the nodes that come, and forgets those that go.
@@ -156,13 +159,9 @@ class Nodes:
                 f"{folder('fedapps').parent}; install the same version on both, or, in simulation, stop the local "
                 "SuperLink that was started with the other"
             )
-        if about["public-hash"] != self.holdings.public_hash:
+        if about.get("public-hash") != self.holdings.public_hash:
             raise RunFailed(f"the node on {host} holds other public data, or in another order, than the server")
-        names: Any = about["participants"]
-        counts: Any = about["num-examples"]
-        classes: Any = about["num-classes"]
-        labels: Any = about["label-sets"]
-        hosted = list(zip(names, counts, classes, labels, strict=True))
+        hosted = hosted_by(about, host)
         for name, _, number, label_set in hosted:  # all of them, before any is taken up
             if name not in self.scenario.by_name:
                 raise RunFailed(f"the node on {host} hosts '{name}', which is not in scenario {self.scenario.name}")
@@ -174,4 +173,14 @@ class Nodes:
             self.examples[name], self.classes[name], self.labels[name] = count, number, label_set
             self.of[name] = node  # later the newest counts: a restarted node may still be listed by its old id
             self.greeted[node].append(name)
-            log(INFO, "%s: %d samples, %s on %s", name, count, about["device"], host)
+            log(INFO, "%s: %d samples, %s on %s", name, count, about.get("device"), host)
+
+
+def hosted_by(about: ConfigRecord, host: str) -> list[tuple[str, int, int, str]]:
+    """Name, samples, classes and label set of each participant of a node; ``RunFailed`` where it does not say so."""
+    columns: list[Any] = [about.get(key) for key in HOSTED]
+    pairs = zip(columns, HOSTED.values(), strict=True)
+    lists = all(isinstance(column, list) and all(type(value) is kind for value in column) for column, kind in pairs)
+    if not lists or len({len(column) for column in columns}) > 1:
+        raise RunFailed(f"the node on {host} does not say whom it hosts in a way that can be read")
+    return list(zip(*columns, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedapps import wire
+from fedapps.errors import UserError
 from fedapps.holdings import Holdings, num_classes
 from fedapps.learner import (
     build_learner,
@@ -27,6 +30,7 @@ from fedapps.results.folder import RunFolder
 from fedapps.scenario import Modality, Scenario
 from fedapps.seeds import batches, generator, seed_of
 from fedapps.settings import Settings
+from fedapps.state import leaves
 
 Losses = Callable[[Tensor, Any], dict[str, Tensor]]
 """(public rows, the model's output on them) -> scalars by name, whose sum is the objective."""
@@ -80,6 +84,16 @@ class PublicModel:
                 steps += 1
         mean = {key: value / steps for key, value in sums.items()}
         self.run.row(server_round, name, "server", metrics=mean, seconds=round(time.monotonic() - started, 3))
+        self.check_finite(mean)
+
+    def check_finite(self, losses: dict[str, float]) -> None:
+        """``UserError`` where training has diverged: its checkpoint is not written, and nobody is sent the model."""
+        broken = next((f"{key} is {value}" for key, value in losses.items() if not math.isfinite(value)), None)
+        state = {key: part.state_dict() for key, part in self.parts().items()}
+        if tensor := wire.non_finite(dict(leaves(state))):
+            broken = broken or f"'{tensor}' holds NaN or infinity"
+        if broken:
+            raise UserError(f"the server's training diverged: {broken}; take a smaller learning rate for it")
 
     def encode_public(self) -> dict[str, Tensor]:
         """Representations of all public samples [P, d] by modality, in eval mode."""

@@ -290,7 +290,7 @@ def test_a_run_that_finishes(
         ),
         (
             """mkdir -p $RUN; echo '{"status": "running", "reason": null}' > $RUN/run.json""",
-            "the run ended without a result (flwr exit code 0); `flwr list` tells its state",
+            "the run ended without a result (flwr exit code 0); run again with resume=true run-name=x results-dir=RUNS",
         ),
     ],
 )
@@ -301,7 +301,29 @@ def test_a_run_that_does_not(
     code, lines, error = start(capsys)
     assert code == 1
     assert lines == [f"run folder: {tmp_path}/runs/x"] * 2
+    line = line.replace("RUNS", f"{tmp_path}/runs")
     assert error == f"error: {line}; log: {tmp_path}/flwr/local-superlink/superlink.log\n"
+
+
+def test_a_run_whose_name_another_took_at_the_same_time_says_so(
+    finished: Path, tmp_path: Path, flwr: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The results in the folder are those of the other."""
+    told = f"run-name: {tmp_path}/runs/x exists already; choose another run-name"
+    flwr(f"mkdir -p $RUN; cp {finished}/*.json* $RUN; printf '\\033[91mERROR \\033[0m:     run failed: {told}\\n'")
+    code, _, error = start(capsys)
+    assert code == 1 and error.startswith(f"error: the run failed: {told}; log: ")
+
+
+def test_a_run_that_goes_on_when_flower_tells_no_more_of_it(
+    tmp_path: Path, flwr: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As when the local SuperLink is killed: the simulation does not need it."""
+    flwr("""mkdir -p $RUN; echo '{"status": "running", "reason": null}' > $RUN/run.json
+    flock -F $RUN/.lock sleep 60 > /dev/null 2>&1 & echo $! > $RUN/pid; sleep 0.5; exit 1""")
+    code, _, error = start(capsys)
+    os.kill(int((tmp_path / "runs" / "x" / "pid").read_text()), signal.SIGTERM)
+    assert code == 1 and f"(flwr exit code 1), but it is still going on in {tmp_path}/runs/x; log: " in error
 
 
 def test_ctrl_c_stops_the_run(

@@ -88,6 +88,20 @@ def run_path(settings: Settings) -> Path:
     return root.expanduser().absolute() / name
 
 
+def resuming(path: Path) -> str:
+    """The words that continue the run in a folder."""
+    return f"resume=true run-name={path.name} results-dir={path.parent}"
+
+
+def at_work(path: Path) -> bool:
+    """Whether a process is at work in a run folder."""
+    try:
+        lock("results-dir", path, "taken").close()
+    except UserError as error:
+        return isinstance(error.__cause__, BlockingIOError)
+    return False
+
+
 def check_run_folder(settings: Settings, scenario: Scenario) -> None:
     """Refuse a run folder that exists already or cannot be written, or one to resume that does not exist or that
     is of another run."""
@@ -260,7 +274,7 @@ class RunFolder:
     @property
     def resuming(self) -> str:
         """The words that continue this run."""
-        return f"resume=true run-name={self.path.name} results-dir={self.path.parent}"
+        return resuming(self.path)
 
     def rewind(self, server_round: int) -> None:
         """Drop the rows of rounds after ``server_round``: they are about to be made again."""
@@ -276,6 +290,11 @@ class RunFolder:
         if self.newest and self.newest[-1]["round"] != server_round:
             self.newest = []
         self.newest.append(_without_nulls(json.loads(line)))
+
+    def sync(self) -> None:
+        """Have the rows on the disk, also after a power failure: those of a round that is saved are not made again."""
+        with self.writing(), self._metrics.open("rb+") as file:
+            os.fsync(file.fileno())
 
     def rows(self) -> list[Row]:
         return read_rows(self._metrics)

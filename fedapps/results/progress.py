@@ -14,7 +14,8 @@ from fedapps.tasks import TASKS
 
 
 class Progress:
-    """Logs a line after each round; ``fedapps run`` turns these lines into a bar on a terminal."""
+    """A row of seconds before a round is saved, and a line of the log after it, which ``fedapps run`` turns into a bar
+    on a terminal."""
 
     def __init__(self, run: RunFolder, scenario: Scenario, num_rounds: int, first: int) -> None:
         self.run = run
@@ -23,11 +24,15 @@ class Progress:
         self.first = first
         self.started = self.last = time.monotonic()
 
-    def round_done(self, server_round: int) -> None:
-        """Log the line of a round, and record the seconds since the line before (first: since the start)."""
+    def record(self, server_round: int) -> None:
+        """Record the seconds since the round before (first: since the start), as the last row of a round."""
         now = time.monotonic()
         self.run.row(server_round, "round", "server", seconds=round(now - self.last, 3))
-        spent, self.last = now - self.started, now
+        self.last = now
+
+    def round_done(self, server_round: int) -> None:
+        """Log the line of a round that is saved."""
+        spent = self.last - self.started
         left = spent / (server_round - self.first + 1) * (self.num_rounds - server_round)
         rows = [row for row in self.run.newest if row["phase"] == "evaluate"]
         shown = " · ".join(self._figures(rows)) or "no test"

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from safetensors.torch import save_file
 from fedapps.results.folder import read_rows
 from fedapps.state import Store
 from simulations.in_process import run
-from tests.end_to_end.flower import metrics
 
 CHANGES = ("open", "os.rename", "os.remove", "os.mkdir")
 POINTS = 24
@@ -49,12 +49,17 @@ def at_change(folder: Path, action: Callable[[int], None]) -> None:
     sys.addaudithook(hook)
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    """All that a run has recorded but for its seconds."""
+    return [row | {"seconds": 0} for row in read_rows(path / "metrics.jsonl")]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["fedafd"])
 def test_a_run_that_is_killed_at_any_change_of_its_files_goes_on(algo: str, tiny: dict, tmp_path: Path) -> None:
     """At points spread over all that two rounds write: rows, checkpoints, personal states, run.json."""
     config = {**tiny, "algo": algo, "num-server-rounds": 3}
-    whole = metrics(run({**config, "run-name": "whole"}))
+    whole = rows(run({**config, "run-name": "whole"}))
     tally = tmp_path / "tally"
 
     def counted() -> None:
@@ -79,8 +84,7 @@ def test_a_run_that_is_killed_at_any_change_of_its_files_goes_on(algo: str, tiny
         path = Path(tiny["results-dir"], name)
         begun = (path / "run.json").is_file()
         assert begun or point < 10
-        assert metrics(run({**config, "run-name": name, "resume": begun})) == whole, point
-        assert not [row for row in read_rows(path / "metrics.jsonl") if "note" in row or "error" in row]
+        assert rows(run({**config, "run-name": name, "resume": begun})) == whole, point
         assert not list(path.rglob("*.part")), point
 
 

@@ -320,6 +320,7 @@ def test_progress_of_a_run_that_diverged(tiny: dict) -> None:
     run.row(1, "evaluate", "server", metrics={"r1_sum": NAN})
     progress = Progress(run, scenario, 2, 1)
     assert progress._figures(read_rows(run.path / "metrics.jsonl")) == ["text accuracy 4.00"]
+    progress.record(1)
     progress.round_done(1)
 
 

@@ -10,16 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from fedapps import wire
 from fedapps.client_app import app
 from fedapps.errors import RoundFailed, RunFailed, UserError
 from fedapps.results.folder import RunFolder, check_run_folder, read_rows
+from fedapps.scenario import folder
 from fedapps.server_app import main
 from fedapps.settings import read
 from fedapps.state import Store, load_tree, save_tree
 from simulations.in_process import RUN_ID, InProcessGrid, run
+from strategies import post
 from strategies.base import Strategy
 from tests.end_to_end.flower import metrics
 
@@ -183,8 +186,28 @@ def test_a_message_that_has_expired_is_a_late_reply(code: int, tiny: dict) -> No
     assert told == {"no reply within 77 s"} and lives == {1.25 * 77}
 
 
+class Clock:
+    """Time passes only while somebody sleeps: training takes none of it, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class Hanging(InProcessGrid):
     """The first node never answers in round 1; replies of others are gone a second after they were asked for."""
+
+    clock = Clock()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = list(super().push_messages(messages))
+        self.asked = {**getattr(self, "asked", {}), **dict.fromkeys(ids, self.clock.now)}
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         found = []
@@ -192,19 +215,20 @@ class Hanging(InProcessGrid):
             asked = self.pushed.get(message_id)
             if asked is None or (_in_round_1(asked) and _to_the_first(asked)):
                 continue
-            if time.time() < asked.metadata.created_at + 1:
+            if self.clock.now < self.asked[message_id] + 1:
                 found += super().pull_messages([message_id])
             else:
                 found.append(Message(Error(4, "expired"), reply_to=self.pushed.pop(message_id)))
         return found
 
 
-def test_one_that_hangs_takes_nobody_with_it(tiny: dict) -> None:
+def test_one_that_hangs_takes_nobody_with_it(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """In time is what has come by the deadline, whoever is waited for meanwhile."""
-    tiny |= {"round-timeout": 2.0, "min-participants": 1}
-    main(Hanging(app, 3, run_config=tiny), Context(RUN_ID, 0, {}, RecordDict(), tiny))
+    grid = Hanging(app, 3, run_config=(config := {**tiny, "round-timeout": 2.0, "min-participants": 1}))
+    monkeypatch.setattr(post, "time", grid.clock)
+    main(grid, Context(RUN_ID, 0, {}, RecordDict(), config))
     late = {row["participant"] for row in read_rows(Path(tiny["results-dir"], "r", "metrics.jsonl")) if "error" in row}
-    assert late == set(hosted_by_the_first(tiny))
+    assert grid.clock.now >= 2 and late == set(hosted_by_the_first(tiny))
 
 
 def hosted_by_the_first(config: dict) -> list[str]:
@@ -244,6 +268,20 @@ def test_training_that_diverges_is_told_with_what_helps(tiny: dict) -> None:
     """Under FedAvg nothing is kept, and the loss is the first to tell."""
     with pytest.raises(RunFailed, match=r"image-0: training diverged: .*; take a smaller learning rate"):
         run({**tiny, "learning-rate": 1e30, "max-failed-rounds": 1})
+
+
+@pytest.mark.parametrize(("rate", "told"), [(1e10, "'model/.*' holds NaN or infinity"), (1e20, "task_loss is nan")])
+def test_a_server_whose_own_training_diverges_says_so(rate: float, told: str, tiny: dict, tmp_path: Path) -> None:
+    """Nobody is sent such a model, and no checkpoint is made of it."""
+    about = yaml.safe_load((folder() / "emoji-tiny.yaml").read_text())
+    about["server"]["train"]["learning-rate"] = rate
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(about))
+    told = f"the server's training diverged: {told}; take a smaller learning rate for it"
+    with pytest.raises(UserError, match=told):
+        run({**tiny, "algo": "fedafd", "scenario": str(tmp_path / "s.yaml")})
+    path = tmp_path / "r"
+    assert json.loads((path / "run.json").read_text())["reason"].startswith("the server's training diverged")
+    assert not Store(path / "checkpoint").versions()
 
 
 def test_where_fewer_than_min_participants_train_all_of_them_are_enough(tiny: dict) -> None:

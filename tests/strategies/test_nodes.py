@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 
 from fedapps.client_app import app
 from fedapps.errors import RunFailed, UserError
@@ -346,6 +346,27 @@ def test_a_node_of_another_app_or_with_a_stranger_is_told_so(local: dict) -> Non
         run(local, tamper=other)
     with pytest.raises(RunFailed, match="hosts 'stranger-0', which is not in scenario emoji-tiny"):
         run({**local, "run-name": "stranger"}, tamper=stranger)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("participants", None), ("num-examples", []), ("num-examples", 3), ("num-classes", ["a"]), ("public-hash", None)],
+)
+def test_a_node_that_does_not_say_well_whom_it_hosts_is_told_so_and_harms_no_run(
+    key: str, value: Any, local: dict
+) -> None:
+    def damage(message: Message, reply: Message) -> Message:
+        if is_hello(message) and message.metadata.dst_node_id == 101:
+            about = {k: v for k, v in reply.content["config"].items() if k != key}
+            reply.content["config"] = ConfigRecord(about if value is None else about | {key: value})
+        return reply
+
+    told = "other public data" if key == "public-hash" else "does not say whom it hosts in a way that can be read"
+    with pytest.raises(base.RunFailed, match=f"the node on .* {told}"):
+        play(local, Nodes(local, ["image-0 text-0 mm-0", "mm-1"], lambda done: {0, 1}, tamper=damage))
+    config = {**local, "run-name": "later", "num-server-rounds": 2}
+    _, out = play(config, Nodes(config, [ALL, "mm-1"], lambda done: {0} if done < 1 else {0, 1}, tamper=damage))
+    assert not out
 
 
 class Untaken(InProcessGrid):

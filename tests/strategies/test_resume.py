@@ -195,3 +195,37 @@ def test_a_straggler_does_not_meddle_with_a_later_round(tiny: dict) -> None:
     errors = [(row["round"], row["participant"], row["error"]) for row in rows if "error" in row]
     told = "mm-0 is still at work for an earlier round; wait for its end, or stop it"
     assert errors == [(2, "mm-0", told)] and not [row for row in rows if "note" in row]
+
+
+def test_a_run_stopped_right_after_a_checkpoint_lacks_no_row(config: dict, path: Path) -> None:
+    """Rows that come after it would not be made again."""
+
+    def rows(run_folder: Path) -> list[dict[str, Any]]:
+        return [row | {"seconds": 0} for row in read_rows(run_folder / "metrics.jsonl")]
+
+    def save(self: Strategy, done: int) -> None:
+        plain(self, done)
+        if done == 1:
+            raise KeyboardInterrupt
+
+    plain = Strategy.save
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Strategy, "save", save)
+        run({**config, "run-name": "stopped"})
+    assert rows(run({**config, "run-name": "stopped", "resume": True})) == rows(path)
+
+
+def test_rows_are_on_the_disk_before_the_checkpoint_is(config: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a power failure could leave a checkpoint of a round whose rows are gone."""
+    synced: list[str] = []
+    plain = os.fsync
+
+    def fsync(file: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+        plain(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    run({**config, "num-server-rounds": 1})
+    written = [name for name in synced if name.startswith(("metrics", "r0000"))]
+    before = [written[i - 1] for i, name in enumerate(written) if name == "r00001-s0000.part"]
+    assert before == ["metrics.jsonl"]
