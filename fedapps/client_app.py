@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 import re
+import time
 import traceback
 from logging import ERROR, WARNING
 from typing import Any
@@ -101,6 +102,8 @@ def answer(name: str, message: Message, context: Context) -> Records:
         state.mkdir(parents=True, exist_ok=True)
     taken = f"{name} is still at work for an earlier round"  # a straggler, which must not meddle with this one's state
     with lock("state-dir", state, taken, settings.round_timeout / 2):
+        if time.time() > message.metadata.created_at + settings.round_timeout:  # later rounds may be done already
+            raise UserError(f"{name} was asked more than {settings.round_timeout:.0f} s ago: nothing was done")
         reply = entry.load_client()(sub, context)
     records: Records = dict(reply.content.items())
     contract.up(phase, records)

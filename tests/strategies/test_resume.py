@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 
 from fedapps import files
+from fedapps.client_app import app
 from fedapps.errors import UserError
 from fedapps.results import folder
 from fedapps.results.folder import read_rows
 from fedapps.state import Store
-from simulations.in_process import run
+from simulations.in_process import RUN_ID, run
 from strategies.base import Strategy
 from tests.end_to_end.flower import metrics
 from tests.faults import phase_of
@@ -195,6 +196,27 @@ def test_a_straggler_does_not_meddle_with_a_later_round(tiny: dict) -> None:
     errors = [(row["round"], row["participant"], row["error"]) for row in rows if "error" in row]
     told = "mm-0 is still at work for an earlier round; wait for its end, or stop it"
     assert errors == [(2, "mm-0", told)] and not [row for row in rows if "note" in row]
+
+
+def test_a_straggler_that_begins_after_later_rounds_does_nothing(tiny: dict) -> None:
+    """As a process that was stopped before it began: it would put the state of its round in the place of later ones."""
+    config: dict[str, Any] = {**tiny, "algo": "local", "num-server-rounds": 4, "round-timeout": 60.0}
+    context = Context(RUN_ID, 100, {"partition-id": 0, "num-partitions": 1}, RecordDict(), config)
+    held: list[Message] = []
+    told: list[str] = []
+
+    def straggle(message: Message, reply: Message) -> Message:
+        if phase_of(message) == (1, "train"):
+            held.append(message)
+        if phase_of(message) == (3, "train") and held:
+            late = held.pop()
+            late.metadata.__dict__["_created_at"] -= 60
+            told.append(str(app(late, context).content["mm-0/error"]["error"]))
+        return reply
+
+    rows = read_rows(run(config, 1, tamper=straggle) / "metrics.jsonl")
+    assert told == ["mm-0 was asked more than 60 s ago: nothing was done"]
+    assert not [row for row in rows if "note" in row or "error" in row]
 
 
 def test_a_run_stopped_right_after_a_checkpoint_lacks_no_row(config: dict, path: Path) -> None:
