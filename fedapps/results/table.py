@@ -62,6 +62,9 @@ def _caption(summary: Values) -> str:
     if summary["failures"]:
         left_out = ", ".join(f"{name} ({count})" for name, count in summary["failures"].items())
         lines.append(f"left out of a phase: {left_out}")
+    final = {name: values["final"]["round"] for name, values in summary["participants"].items() if values["final"]}
+    if earlier := [f"{name} (round {last})" for name, last in final.items() if last < max(final.values())]:
+        lines.append(f"last tested earlier than the others: {', '.join(earlier)}")
     return "\n".join(lines)
 
 

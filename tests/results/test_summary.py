@@ -24,6 +24,12 @@ def test_participants(fedafd_run: Path) -> None:
     assert parties["text-0"]["failures"] == 1
 
 
+def test_figures_of_an_earlier_round_than_the_last_are_said_to_be(fedafd_run: Path, local_run: Path) -> None:
+    told = str(result_table(summarise(fedafd_run)).caption)
+    assert told.endswith("left out of a phase: text-0 (1)\nlast tested earlier than the others: text-0 (round 2)")
+    assert "earlier" not in str(result_table(summarise(local_run)).caption)
+
+
 def test_kinds(fedafd_run: Path) -> None:
     image = summarise(fedafd_run)["kinds"]["image"]
     assert image["metric"] == "accuracy"
