@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers import Clock
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
@@ -25,6 +27,15 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The server waits for nodes and replies by this clock, and so no longer than a moment."""
+    made = Clock()
+    monkeypatch.setattr("strategies.post.time", made)
+    monkeypatch.setattr("strategies.nodes.time", made)
+    return made
 
 
 @pytest.fixture

@@ -18,6 +18,19 @@ from fedapps.participant import Participant
 from fedapps.settings import read
 
 
+class Clock:
+    """Time that passes only while somebody sleeps: training takes none of it, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def message(kind: str, records: dict[str, Any], node: int = 100) -> Message:
     """A message as a node gets it."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1

@@ -127,12 +127,13 @@ def test_sizes_in_words() -> None:
     ]
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_run_that_fails_is_summarised_as_far_as_it_came(tiny: dict) -> None:
     def lose_round_2(message: Message, reply: Message) -> Message | None:
         return None if message.metadata.group_id == "2" else reply
 
     with pytest.raises(Exception, match="round 2, train: 0 good replies"):
-        run({**tiny, "algo": "local", "round-timeout": 0.2, "max-failed-rounds": 1}, tamper=lose_round_2)
+        run({**tiny, "algo": "local", "round-timeout": 60.0, "max-failed-rounds": 1}, tamper=lose_round_2)
     folder = Path(tiny["results-dir"]) / tiny["run-name"]
     about = json.loads((folder / "run.json").read_text())
     assert about["status"] == "failed"

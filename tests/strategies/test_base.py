@@ -84,6 +84,7 @@ def test_a_bad_reply_counts_as_no_reply(tiny: dict, tmp_path: Path) -> None:
     assert errors(b) == {"image-0": "the reply holds nothing of this participant"}
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_node_that_fails_or_is_lost_is_left_out(tiny: dict) -> None:
     def lost(message: Message, reply: Message) -> Message | None:
         return None if message.metadata.dst_node_id == 100 else reply
@@ -95,8 +96,8 @@ def test_a_node_that_fails_or_is_lost_is_left_out(tiny: dict) -> None:
             return broken
         return reply
 
-    path = run({**tiny, "algo": "local", "round-timeout": 1.0, "run-name": "lost"}, tamper=on_train(lost))
-    assert errors(path) == {"image-0": "no reply within 1 s", "mm-0": "no reply within 1 s"}
+    path = run({**tiny, "algo": "local", "round-timeout": 60.0, "run-name": "lost"}, tamper=on_train(lost))
+    assert errors(path) == {"image-0": "no reply within 60 s", "mm-0": "no reply within 60 s"}
     path = run({**tiny, "algo": "local", "run-name": "crashed"}, tamper=on_train(crashed))
     assert errors(path) == {"image-0": "ValueError: boom", "mm-0": "ValueError: boom"}
 
@@ -119,12 +120,14 @@ def test_below_min_participants_the_run_fails_and_says_why(tiny: dict) -> None:
     assert rows(Path(tiny["results-dir"]) / "r")
 
 
+@pytest.mark.usefixtures("clock")
 def test_the_reason_of_a_failed_run_names_those_that_did_not_answer(tiny: dict) -> None:
-    config = {**tiny, "algo": "local", "min-participants": 4, "max-failed-rounds": 1, "round-timeout": 1.0}
-    with pytest.raises(RunFailed, match=r"\(image-0: no reply within 1 s; mm-0: no reply within 1 s\)"):
+    config = {**tiny, "algo": "local", "min-participants": 4, "max-failed-rounds": 1, "round-timeout": 60.0}
+    with pytest.raises(RunFailed, match=r"\(image-0: no reply within 60 s; mm-0: no reply within 60 s\)"):
         run(config, tamper=on_train(lambda message, reply: reply if message.metadata.dst_node_id != 100 else None))
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("kind", ["error", "lost"])
 def test_a_participant_that_stays_bad_does_not_end_the_run(kind: str, tiny: dict) -> None:
     """It is left out of each round's training, and asked no second time for its test."""
@@ -138,7 +141,7 @@ def test_a_participant_that_stays_bad_does_not_end_the_run(kind: str, tiny: dict
         broken.metadata.__dict__["_message_id"] = "e"
         return broken
 
-    path = run({**tiny, "algo": "local", "round-timeout": 1.0}, 4, tamper=bad)
+    path = run({**tiny, "algo": "local", "round-timeout": 60.0}, 4, tamper=bad)
     assert json.loads((path / "run.json").read_text())["status"] == "finished"
     assert [row["participant"] for row in rows(path) if "error" in row] == ["text-0", "text-0"]
     assert (2, "evaluate", "mm-1") in metrics(path)

@@ -22,9 +22,9 @@ from fedapps.server_app import main
 from fedapps.settings import read
 from fedapps.state import Store, load_tree, save_tree
 from simulations.in_process import RUN_ID, InProcessGrid, run
-from strategies import post
 from strategies.base import Strategy
 from tests.end_to_end.flower import metrics
+from tests.helpers import Clock
 
 Tamper = Callable[[Message, Message], Message]
 
@@ -156,8 +156,9 @@ def _to_the_first(message: Message) -> bool:
     return message.metadata.dst_node_id == 100 and message.metadata.message_type != "query.hello"
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_late_reply_is_not_read(tiny: dict) -> None:
-    tiny |= {"round-timeout": 1.0, "min-participants": 1}
+    tiny |= {"round-timeout": 60.0, "min-participants": 1}
     main(Late(app, 2, run_config=tiny), Context(RUN_ID, 0, {}, RecordDict(), tiny))
     path = Path(tiny["results-dir"], "r")
     late = [(row["round"], row["participant"]) for row in read_rows(path / "metrics.jsonl") if "error" in row]
@@ -186,23 +187,10 @@ def test_a_message_that_has_expired_is_a_late_reply(code: int, tiny: dict) -> No
     assert told == {"no reply within 77 s"} and lives == {1.25 * 77}
 
 
-class Clock:
-    """Time passes only while somebody sleeps: training takes none of it, however busy the machine is."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 class Hanging(InProcessGrid):
     """The first node never answers in round 1; replies of others are gone a second after they were asked for."""
 
-    clock = Clock()
+    clock: Clock
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         ids = list(super().push_messages(messages))
@@ -222,13 +210,13 @@ class Hanging(InProcessGrid):
         return found
 
 
-def test_one_that_hangs_takes_nobody_with_it(tiny: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_takes_nobody_with_it(tiny: dict, clock: Clock) -> None:
     """In time is what has come by the deadline, whoever is waited for meanwhile."""
-    grid = Hanging(app, 3, run_config=(config := {**tiny, "round-timeout": 2.0, "min-participants": 1}))
-    monkeypatch.setattr(post, "time", grid.clock)
+    grid = Hanging(app, 3, run_config=(config := {**tiny, "round-timeout": 60.0, "min-participants": 1}))
+    grid.clock = clock
     main(grid, Context(RUN_ID, 0, {}, RecordDict(), config))
     late = {row["participant"] for row in read_rows(Path(tiny["results-dir"], "r", "metrics.jsonl")) if "error" in row}
-    assert grid.clock.now >= 2 and late == set(hosted_by_the_first(tiny))
+    assert clock.now >= 60 and late == set(hosted_by_the_first(tiny))
 
 
 def hosted_by_the_first(config: dict) -> list[str]:

@@ -94,11 +94,12 @@ def test_a_node_that_never_says_whom_it_hosts_holds_up_one_round(local: dict, pa
     assert patiences.count(nodes.HELLO) == 1
 
 
+@pytest.mark.usefixtures("clock")
 def test_no_node_that_is_new_is_waited_for_longer_than_for_a_reply(local: dict, patiences: list[float]) -> None:
     mute = Nodes(local, [ALL, "image-0"], lambda done: {0} if done < 1 else {0, 1})
     mute.tamper = lambda message, reply: None if is_hello(message) and message.metadata.dst_node_id == 101 else reply
-    _, out = play({**local, "num-server-rounds": 2, "round-timeout": 2.0}, mute)
-    assert not out and max(patiences) == 2.0 < nodes.HELLO
+    _, out = play({**local, "num-server-rounds": 2, "round-timeout": 20.0}, mute)
+    assert not out and max(patiences) == 20.0 < nodes.HELLO
 
 
 class Slow(Nodes):
@@ -154,8 +155,9 @@ def test_nodes_that_are_all_away_for_a_while_are_waited_for(local: dict) -> None
     assert metrics(Path(local["results-dir"], "r")) == metrics(run({**local, "run-name": "whole"}))
 
 
+@pytest.mark.usefixtures("clock")
 def test_nodes_that_stay_away_end_the_run_by_the_deadlines(local: dict) -> None:
-    config = {**local, "round-timeout": 0.3, "max-failed-rounds": 2}
+    config = {**local, "max-failed-rounds": 2}
     with pytest.raises(RunFailed, match=r"round 3, train: 0 good replies, .*no node hosts it now"):
         play(config, Nodes(config, [ALL], lambda done: {0} if done < 1 else set()))
 

@@ -182,7 +182,7 @@ def test_participants_ahead_of_a_server_whose_last_checkpoints_are_lost(tiny: di
 
 def test_a_straggler_does_not_meddle_with_a_later_round(tiny: dict) -> None:
     """As long as it is at work, its participant is left out; the state of the later round would be lost otherwise."""
-    config: dict[str, Any] = {**tiny, "algo": "local", "num-server-rounds": 4, "round-timeout": 2.0}
+    config: dict[str, Any] = {**tiny, "algo": "local", "num-server-rounds": 4, "round-timeout": 6.0}
     state, held = Path(tiny["results-dir"], "r", "state", "mm-0"), []
 
     def straggle(message: Message, reply: Message) -> Message:
