@@ -1,5 +1,6 @@
 """The ClientApp: who is hosted where, one participant's failure is its own, nothing off contract leaves the site."""
 
+import platform
 import threading
 import time
 from pathlib import Path
@@ -138,7 +139,8 @@ def test_whatever_goes_wrong_with_a_hello_is_answered(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(client_app, "holdings", broken)
     content = app(message("query.hello", {"*/config": config(tmp_path)}), context()).content
-    assert content["error"]["error"] == "KeyError (the log of its node says more)"
+    told = {"error": "KeyError (the log of its node says more)", "host": platform.node()}
+    assert dict(content["error"]) == told, "and nothing more"
 
 
 def test_a_node_computes_on_as_many_threads_as_the_scenario_says(tmp_path: Path) -> None:
