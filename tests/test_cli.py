@@ -175,6 +175,7 @@ def test_an_app_that_cannot_be_loaded_is_told_before_flower_starts(
 
 def test_existing_and_missing_run_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs" / "x" / "plots").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "run.json").touch()  # without it there is nothing to continue
     assert main(["run", TINY, "run-name=x"]) == 2
     assert "run-name: " in (error := capsys.readouterr().err)
     assert f"{tmp_path}/runs/x exists already; choose another run-name, or resume=true" in error

@@ -128,9 +128,8 @@ def _check_unused(path: Path) -> None:
         return
     left = set(os.listdir(path)) if os.path.isdir(path) else {""}
     if left - UNBEGUN or ("metrics.jsonl" in left and os.path.getsize(path / "metrics.jsonl")):
-        raise UserError(
-            f"run-name: {path} exists already; choose another run-name, or resume=true to continue that run"
-        )
+        run = ", or resume=true to continue that run" if "run.json" in left else ""
+        raise UserError(f"run-name: {path} exists already; choose another run-name{run}")
 
 
 def _check_same_run(about: Mapping[str, Any], settings: Settings, scenario: Scenario) -> None:

@@ -174,8 +174,9 @@ def test_no_run_is_started_where_anything_else_is(name: str, tiny: dict) -> None
     file.parent.mkdir(parents=True)
     file.write_text("{}\n")
     for use in (check_run_folder, RunFolder):
-        with pytest.raises(UserError, match=r"run-name: .*/r exists already; choose another run-name"):
+        with pytest.raises(UserError, match=r"run-name: .*/r exists already; choose another run-name") as told:
             use(*read(tiny))
+        assert ("resume=true" in str(told.value)) == (name == "run.json"), "else there is nothing to continue"
     assert file.read_text() == "{}\n"
 
 
