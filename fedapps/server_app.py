@@ -8,10 +8,11 @@ from flwr.app import Context
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
-from fedapps import checks
+# A simulation loads the ClientApp in another thread of this process, and takes it half imported if it finds it so: it
+# is whole before ``main`` begins.
+from fedapps import checks, client_app  # noqa: F401
 from fedapps.errors import RunFailed, UserError
 from fedapps.holdings import Holdings
-from fedapps.methods import resolve
 from fedapps.results.folder import RunFolder
 from fedapps.results.plots import plot_runs
 from fedapps.results.summary import summarise
@@ -33,7 +34,6 @@ def main(grid: Grid, context: Context) -> None:
         raise
     log(INFO, "run folder: %s", run.path)
     try:
-        resolve("fedapps.client_app:app")  # Flower does so too in a simulation, and tells its log alone if it cannot
         strategy = entry.load_strategy()(settings, scenario, holdings, run)
         strategy.summary()
         strategy.start(grid)
