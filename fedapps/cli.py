@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -234,14 +235,18 @@ def _what_failed(folder: Path, status: str, reason: str | None, code: int) -> st
 
 
 def _mark_stopped(folder: Path) -> None:
-    """Write into ``run.json`` that a run was stopped, unless it could do so itself."""
+    """Write into ``run.json`` that a run was stopped, unless it could do so itself, and wait for its process: Flower
+    lets it train for some seconds more, and until it has ended the run cannot be resumed."""
     from fedapps import launch
-    from fedapps.results.folder import now, write_json
+    from fedapps.results.folder import at_work, now, write_json
 
     if launch.outcome(folder)[0] == "running":
         about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         write_json(folder / "run.json", about | {"status": "failed", "reason": "stopped by Ctrl-C", "ended": now()})
         print(f"run folder: {folder}", flush=True)
+    end = time.monotonic() + 30
+    while at_work(folder) and time.monotonic() < end:
+        time.sleep(0.2)
 
 
 def _print_results(folder: Path) -> None:

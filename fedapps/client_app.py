@@ -103,7 +103,7 @@ def answer(name: str, message: Message, context: Context) -> Records:
     taken = f"{name} is still at work for an earlier round"  # a straggler, which must not meddle with this one's state
     with lock("state-dir", state, taken, settings.round_timeout / 2):
         if time.time() > message.metadata.created_at + settings.round_timeout:  # later rounds may be done already
-            raise UserError(f"{name} was asked more than {settings.round_timeout:.0f} s ago: nothing was done")
+            raise UserError(f"{name} was asked more than {settings.round_timeout:g} s ago: nothing was done")
         reply = entry.load_client()(sub, context)
     records: Records = dict(reply.content.items())
     contract.up(phase, records)

@@ -50,7 +50,9 @@ class Settings(BaseModel):
     round_timeout: float = Field(
         3600.0, gt=0, description="seconds to wait for participants and for replies of a phase"
     )
-    results_dir: str = Field(AUTO, description="where run folders lie; auto: ~/.fedapps/runs")
+    results_dir: str = Field(
+        AUTO, description="where run folders lie; auto: ~/.fedapps/runs, with `fedapps run` ./runs"
+    )
     run_name: str = Field(AUTO, pattern=f"^{RUN_NAME}$", description="auto: algo-scenario-seed-time")
     resume: bool = Field(False, description="continue the run folder `run-name` from its last checkpoint")
     device: Literal["auto", "cpu", "cuda"] = Field(AUTO, description="auto: a GPU where there is one")

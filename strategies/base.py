@@ -417,7 +417,7 @@ class Strategy(FlowerStrategy):
             self.run.row(self.round, phase, "mean", metrics=metrics, seconds=round(seconds, 3))
 
     def late(self) -> str:
-        return f"no reply within {self.settings.round_timeout:.0f} s"
+        return f"no reply within {self.settings.round_timeout:g} s"
 
     def compare_states(self, phase: str, name: str, reply: Reply) -> None:
         """Say so if a participant did not begin from the personal state that it should have: it has lost that."""

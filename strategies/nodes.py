@@ -76,7 +76,7 @@ class Nodes:
         self.meet(0)
         if missing := self.wait_for(everybody, len(everybody)):
             raise RunFailed(
-                f"after {self.settings.round_timeout:.0f} s no node hosts {', '.join(missing)}; start a SuperNode "
+                f"after {self.settings.round_timeout:g} s no node hosts {', '.join(missing)}; start a SuperNode "
                 f"with --node-config 'participant=\"{missing[0]}\"', or raise round-timeout"
             )
         self.begun = True

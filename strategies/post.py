@@ -83,8 +83,8 @@ class Post:
         if reply.has_error() and "ActorDied" in (reply.error.reason or ""):
             raise RunFailed(
                 "a process of the simulation died, most often because memory ran out; run again with "
-                f"{self.run.resuming}, and with fewer at once, as --federation-config 'client-resources-num-cpus=2' "
-                "has it"
+                f"{self.run.resuming}; for fewer at once, raise client-resources-num-cpus in the `flwr run` line that "
+                "fedapps run prints with --dry-run"
             )
 
 

@@ -21,6 +21,7 @@ from fedapps.cli import main, parse_words
 from fedapps.contract import Contract, layout
 from fedapps.errors import UserError
 from fedapps.methods import METHODS, Params
+from fedapps.results.folder import at_work
 from fedapps.scenario import load_scenario
 from fedapps.settings import read
 from simulations.in_process import run as run_in_process
@@ -344,6 +345,23 @@ def test_ctrl_c_stops_the_run(
     assert (tmp_path / "stopped").read_text() == "42\n"
     about = json.loads((tmp_path / "runs" / "x" / "run.json").read_text())
     assert (about["status"], about["reason"]) == ("failed", "stopped by Ctrl-C")
+
+
+def test_ctrl_c_waits_for_the_run_s_process(
+    tmp_path: Path, flwr: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flower lets it go on for a while after it has said that it is stopped; till then it cannot be resumed."""
+    flwr("""[ $1 = stop ] && exit
+    mkdir -p $RUN; echo '{"status": "running", "reason": null}' > $RUN/run.json
+    flock -F $RUN/.lock sleep 2 > /dev/null 2>&1 & sleep 0.3
+    echo 'Successfully started run 42'; exec sleep 60""")
+
+    def interrupt(screen: object, line: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("fedapps.cli.Screen.show", interrupt)
+    assert start(capsys)[0] == 130
+    assert not at_work(tmp_path / "runs" / "x")
 
 
 # --------------------------------------------------------------------------------------------- other verbs

@@ -89,6 +89,8 @@ def _place(name: str, data_path: str | None) -> Path | None:
     if not last.strip():
         raise UserError(f"data: '{name}' names no data set: write hf:<id> or path:<file or folder>")
     if kind == "path":
+        if data_path is None and not os.path.isabs(os.path.expanduser(rest)):  # each process has its own folder
+            raise UserError(f"data: '{name}' is a relative path: write it absolute, or set data-path=<its folder>")
         path = Path(data_path or ".").expanduser().absolute() / os.path.expanduser(rest)
         if not path.exists():
             raise UserError(f"data: there is no {path} for '{name}'; a node's `data-path` says where data lie")

@@ -36,7 +36,8 @@ def export(path: Path, participant: str, out: Path | None = None) -> Path:
     if newest is None or "model" not in newest[1]:  # some methods keep other things only
         raise UserError(
             f"{store.folder} holds no personal model: the run kept none yet, or its method averages whole models (they "
-            "are in checkpoint/), or it ran on SuperNodes, where personal state stays in their own state-dir"
+            "are in checkpoint/), or it is of a comparison, which keeps numbers alone, or it ran on SuperNodes, where "
+            "personal state stays in their own state-dir"
         )
     folder = (out or record.path / "export" / participant).expanduser().absolute()
     (server_round, _), state = newest

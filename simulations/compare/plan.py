@@ -156,19 +156,19 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def unfit(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """Label -> first reason: of methods that the scenario does not suit, and of those with which all else is wrong."""
+    """Label -> first reason: of methods that the scenario does not suit, and of others with a setting that is wrong."""
     refused: dict[str, str] = {}
     wrong: dict[str, str] = {}
+    looked: str | None = None  # the method with which participants' data and models are tried: they are all methods'
     for cell in plan.cells:
-        private = cell.label == plan.cells[0].label  # participants' data and models are the same for all methods
         try:
             settings, scenario = read(cell.config)
-            for line in (unmet := list(checks.unmet(settings.algo, scenario))):
-                refused.setdefault(cell.label, line)
+            if unmet := list(checks.unmet(settings.algo, scenario)):
+                refused.setdefault(cell.label, unmet[0])
+                continue
+            looked = looked or cell.label
             holdings = Holdings(scenario, cell.seed, settings.data_path)
-            for line in checks.problems(settings, scenario, holdings, private):
-                if line not in unmet:
-                    raise UserError(line)
+            checks.check(settings, scenario, holdings, private=cell.label == looked)
         except UserError as error:
             wrong.setdefault(cell.label, str(error))
     return refused, wrong

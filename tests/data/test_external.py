@@ -114,6 +114,15 @@ def test_home_is_told_before_data_path(emoji, tmp_path, monkeypatch):
         load("path:~nobody-of-that-name/mine", "train", data_path="~/data")
 
 
+def test_a_relative_path_hangs_on_no_process_s_own_folder(emoji, tmp_path, monkeypatch):
+    """The ServerApp and each node have one of their own, and none is where the run was typed."""
+    parquet(emoji, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^data: 'path:mine' is a relative path: write it absolute, or set data-path="):
+        load("path:mine", "train")
+    assert len(load("path:mine", "train", ".")) == 8
+
+
 def test_integer_labels_are_the_distinct_values_of_all_splits(tmp_path):
     for split, labels in (("train", [30_000_000, 7, 7]), ("test", [2, 7])):
         datasets.Dataset.from_dict({"label": labels}).to_parquet(tmp_path / f"{split}.parquet")

@@ -22,9 +22,10 @@ from fedapps.results.folder import RunFolder, lock
 from fedapps.settings import read
 from simulations.compare import cells, compare
 from simulations.compare.picture import draw
-from simulations.compare.plan import Cell, Plan, parse_algos, read_plan
+from simulations.compare.plan import Cell, Plan, parse_algos, read_plan, unfit
 from simulations.compare.report import Report, gather
 from simulations.in_process import run
+from tests.end_to_end.flower import ROOT
 from tests.results.conftest import ACCURACY, SERVER, rows, write_run
 
 TINY = ["scenario=mrl-tiny", "num-server-rounds=1", "seeds=1"]
@@ -141,6 +142,21 @@ def test_a_wrong_value_of_a_method_that_the_scenario_does_not_suit_still_counts(
 ) -> None:
     assert main(["compare", "algos=local,fedafd[fedafd.beta=-1]", *TINY]) == 2
     assert capsys.readouterr().err.startswith("error: fedafd[fedafd.beta=-1]: fedafd.beta: must be greater")
+
+
+def test_what_else_is_wrong_with_a_method_that_the_scenario_does_not_suit_does_not() -> None:
+    """By default FedMRL's d1 is more than this scenario's dim, which has no `shared` model either; the participants are
+    looked at with the method after it."""
+    words = ["algos=fedmrl,fedavg,local", "scenario=cola-tiny", "seeds=1,2"]
+    refused, wrong = unfit(read_plan(words))
+    assert list(refused) == ["fedmrl"] and "`shared` names no image model" in refused["fedmrl"] and not wrong
+
+
+def test_participants_are_looked_at_with_a_method_that_can_run(tmp_path: Path) -> None:
+    text = (ROOT / "simulations" / "scenarios" / "cola-tiny.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("name: emoji", "name: 'path:/nowhere'", 1))
+    refused, wrong = unfit(read_plan(["algos=fedmrl,local,fedavg", f"scenario={tmp_path}/own.yaml", "seeds=1"]))
+    assert list(refused) == ["fedmrl"] and list(wrong) == ["local"] and "no /nowhere" in wrong["local"]
 
 
 # ------------------------------------------------------------------------------------------------ cells

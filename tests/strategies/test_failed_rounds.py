@@ -107,7 +107,7 @@ def test_a_dead_process_of_the_simulation_ends_the_run(tiny: dict) -> None:
         return reply
 
     with pytest.raises(
-        RunFailed, match=r"process of the simulation died, .* resume=true run-name=r results-dir=.*, and"
+        RunFailed, match=r"process of the simulation died, .* resume=true run-name=r results-dir=.*; for fewer"
     ):
         run(tiny, tamper=tamper)
     assert metrics(run({**tiny, "resume": True})) == metrics(run({**tiny, "run-name": "whole"}))
