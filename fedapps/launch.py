@@ -18,11 +18,14 @@ from typing import Any
 import torch
 
 from fedapps.errors import UserError
-from fedapps.files import writing
+from fedapps.files import lock, writing
 from fedapps.scenario import Scenario
 from fedapps.settings import Settings, keys
 
 STARTED = re.compile(r"Successfully started run (\d+)")
+STARTING = 120.0
+"""Seconds to wait for another run that is being started. Two at once would each start a SuperLink, on one port."""
+
 UNSENDABLE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")  # control characters, bytes that are no UTF-8
 
 
@@ -136,6 +139,7 @@ def follow(line: list[str], show: Callable[[str], None]) -> int:
         raise UserError("there is no `flwr` command beside this Python; install the app with `pip install -e .`")
     with writing("FLWR_HOME", home, "; name another with FLWR_HOME=<folder> in the environment"):
         home.mkdir(parents=True, exist_ok=True)
+    starting = lock("FLWR_HOME", home, f"{home}: another run is being started", STARTING)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(
         [flwr, *line[1:]],
@@ -153,6 +157,7 @@ def follow(line: list[str], show: Callable[[str], None]) -> int:
         for text in process.stdout:
             if found := STARTED.search(text):
                 run_id = found[1]
+                starting.close()
             show(text.rstrip("\r\n"))
         return process.wait()
     except KeyboardInterrupt:
@@ -160,6 +165,7 @@ def follow(line: list[str], show: Callable[[str], None]) -> int:
             subprocess.run([flwr, "stop", run_id], env=env, cwd=home, start_new_session=True, timeout=60)
         raise
     finally:
+        starting.close()
         process.terminate()
         process.wait()
         signal.signal(signal.SIGTERM, before)

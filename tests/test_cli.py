@@ -20,6 +20,7 @@ from fedapps import launch
 from fedapps.cli import main, parse_words
 from fedapps.contract import Contract, layout
 from fedapps.errors import UserError
+from fedapps.files import lock
 from fedapps.methods import METHODS, Params
 from fedapps.results.folder import at_work
 from fedapps.scenario import load_scenario
@@ -345,6 +346,22 @@ def test_ctrl_c_stops_the_run(
     assert (tmp_path / "stopped").read_text() == "42\n"
     about = json.loads((tmp_path / "runs" / "x" / "run.json").read_text())
     assert (about["status"], about["reason"]) == ("failed", "stopped by Ctrl-C")
+
+
+def test_runs_are_started_one_after_the_other(
+    tmp_path: Path, flwr: Callable[[str], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no SuperLink is there, each of two would start one; the lock is free again once a run has been started."""
+    flwr("""flock -n $FLWR_HOME/.lock true && echo not locked
+    echo 'Successfully started run 42'; sleep 0.5
+    flock -n $FLWR_HOME/.lock true && echo free""")
+    _, lines, _ = start(capsys)
+    assert "not locked" not in lines and "free" in lines
+    monkeypatch.setattr(launch, "STARTING", 0.2)
+    with lock("FLWR_HOME", tmp_path / "flwr", "taken"):
+        code, _, error = start(capsys)
+    assert code == 2
+    assert error == f"error: {tmp_path}/flwr: another run is being started; wait for its end, or stop it\n"
 
 
 def test_ctrl_c_waits_for_the_run_s_process(
